@@ -1,0 +1,237 @@
+"""Settings: frozen, one slice a component, and every bad or unknown value named at once before anything starts.
+
+A value comes from the last of these that has it: the default here, the TOML file (`--config`), the environment
+(`PDSERVE_SESSION__PULSE_S=0.05`: section, two underscores, field), the command line.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pdserve.core.errors import StartupError
+
+ENV_PREFIX = "PDSERVE_"
+# Read where they are used, before or without settings.
+RESERVED_ENV = frozenset({"PDSERVE_CACHE_DIR", "PDSERVE_SCHEMAS"})
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Slice(BaseModel):
+    """One component's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Slice):
+    """Which model.
+
+    Attributes:
+        path: a folder, or the default model's name: that one comes from an installed package, converted once and cached.
+        name: what clients call it.
+    """
+
+    path: str = "SmolLM2-135M-Instruct"
+    name: str = "SmolLM2-135M-Instruct"
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    max_context_tokens: int | None = Field(default=None, ge=1)
+
+
+class ScriptedConfig(Slice):
+    """How long the scripted engine's work takes, and when its answers end."""
+
+    step_s: float = Field(default=0.001, ge=0)
+    prefill_token_s: float = Field(default=0.0, ge=0)
+    decode_row_s: float = Field(default=0.0, ge=0)
+
+
+class EngineConfig(Slice):
+    """The engine.
+
+    Attributes:
+        kind: "torch" computes the model; "scripted" has everything real but tokens and step times.
+        device: "cpu" or "cuda".
+        core: the processor to which the engine's thread is pinned; None leaves it free.
+        num_blocks: blocks of the KV pool; None sizes it by `kv_memory_bytes`.
+        step_tokens: prompt tokens that a step computes at most.
+        max_running: sequences in a batch at most.
+        max_waiting: attempts that wait for blocks or their turn at most; one more is refused.
+        stuck_after_s: a step older than this means that the engine is stuck.
+    """
+
+    kind: Literal["torch", "scripted"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"
+    core: int | None = Field(default=None, ge=0)
+    num_blocks: int | None = Field(default=None, ge=1)
+    kv_memory_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    step_tokens: int = Field(default=512, ge=1)
+    max_running: int = Field(default=256, ge=1)
+    max_waiting: int = Field(default=1024, ge=1)
+    stuck_after_s: float = Field(default=60.0, gt=0)
+    scripted: ScriptedConfig = ScriptedConfig()
+
+
+class SessionConfig(Slice):
+    """Timers and limits of sessions and pushes, the same on both sides of a wire.
+
+    Attributes:
+        pulse_s: each side says so often that it lives.
+        quiet_after_s: a peer that has said nothing for so long gets no new work.
+        dead_after_s: one that has said nothing for so long is given up.
+        message_bytes: a message stays below this.
+        prompt_tokens: tokens of prompts that may wait for their Run or Reserve in one session.
+        pending_bytes, pending_s: a session with more or older messages waiting is dropped.
+        ticket_wait_s: how long a push waits for the reservation that it overtook.
+    """
+
+    pulse_s: float = Field(default=1.0, gt=0)
+    quiet_after_s: float = Field(default=2.0, gt=0)
+    dead_after_s: float = Field(default=5.0, gt=0)
+    message_bytes: int = Field(default=1 << 20, ge=1 << 12)
+    prompt_tokens: int = Field(default=1 << 24, ge=1)
+    pending_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    pending_s: float = Field(default=10.0, gt=0)
+    ticket_wait_s: float = Field(default=2.0, gt=0)
+
+
+class WorkerConfig(Slice):
+    """A worker's three ports; 0 takes a free one.
+
+    Attributes:
+        advertise_host: the address that others are told; "" is `host`.
+        drain_s: how long a drain waits for what is held before frontends move it.
+        colocated: a decode worker that also prefills what it decodes: the control for measurements.
+    """
+
+    worker_id: str = ""
+    host: str = "127.0.0.1"
+    advertise_host: str = ""
+    session_port: Port = 0
+    kv_port: Port = 0
+    admin_port: Port = 0
+    drain_s: float = Field(default=30.0, gt=0)
+    colocated: bool = False
+
+
+class FrontendConfig(Slice):
+    """The HTTP side.
+
+    Attributes:
+        controller: host:port of the controller that publishes the membership; or
+        workers: fixed session addresses of workers, when there is no controller.
+        heartbeat_s: a stream that has been silent for so long gets a comment.
+        max_attempts: tries at a request, first included.
+        retry_backoff_s: before the second try; doubles with each one.
+        max_waiting: requests that wait for a worker at most.
+        wait_s: how long one waits for a worker at most.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    controller: str = ""
+    workers: tuple[str, ...] = ()
+    heartbeat_s: float = Field(default=15.0, gt=0)
+    ttft_timeout_s: float = Field(default=600.0, gt=0)
+    idle_timeout_s: float = Field(default=120.0, gt=0)
+    total_timeout_s: float = Field(default=3600.0, gt=0)
+    stall_timeout_s: float = Field(default=30.0, gt=0)
+    max_attempts: int = Field(default=4, ge=1)
+    retry_backoff_s: float = Field(default=0.05, ge=0)
+    max_waiting: int = Field(default=1024, ge=0)
+    wait_s: float = Field(default=30.0, gt=0)
+    max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
+    shutdown_s: float = Field(default=30.0, ge=0)
+
+
+class ClusterConfig(Slice):
+    """What the controller keeps running.
+
+    Attributes:
+        address: of a Ray cluster to join; "" starts one on this machine.
+        port: where the controller serves frontends and operators.
+        start_s: how long a worker may take to be ready.
+    """
+
+    address: str = ""
+    host: str = "127.0.0.1"
+    port: Port = 8100
+    namespace: str = "pdserve"
+    prefill: int = Field(default=1, ge=0)
+    decode: int = Field(default=1, ge=0)
+    watch_s: float = Field(default=1.0, gt=0)
+    start_s: float = Field(default=300.0, gt=0)
+
+
+class LogConfig(Slice):
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    json_lines: bool = True
+
+
+class Settings(Slice):
+    """All slices. A process hands each component its own, never the whole."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    session: SessionConfig = SessionConfig()
+    worker: WorkerConfig = WorkerConfig()
+    frontend: FrontendConfig = FrontendConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_settings(
+    toml_path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from all their sources.
+
+    Args:
+        overrides: nested like the TOML file: {"frontend": {"port": 8000}}.
+    Raises:
+        StartupError: lists every bad or unknown value.
+    """
+    values: dict[str, Any] = {}
+    _merge(values, _read_toml(toml_path) if toml_path else {})
+    _merge(values, _read_environ(os.environ if environ is None else environ))
+    _merge(values, overrides or {})
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {str(e['input'])[:80]})" for e in error.errors()]
+        raise StartupError("bad settings: " + "; ".join(problems)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise StartupError(f"cannot read settings from {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartupError(f"{path} is not TOML: {error}") from None
+
+
+def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV:
+            continue
+        *sections, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
+        slot = values
+        for section in sections:
+            slot = slot.setdefault(section, {})
+        # Tuples are written with commas.
+        slot[leaf] = text.split(",") if (sections, leaf) == (["frontend"], "workers") else text
+    return values
+
+
+def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for name, value in source.items():
+        if isinstance(value, Mapping) and isinstance(target.get(name), dict):
+            _merge(target[name], value)
+        else:
+            target[name] = dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,198 @@
+"""Sends one prompt's cache to decode: opened when the request is queued, frames as chunks finish, then the commit."""
+
+import asyncio
+from typing import Protocol
+
+import grpc.aio
+
+from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.events import Token
+from pdserve.core.ids import Ticket
+from pdserve.engine.interfaces import KVPool
+from pdserve.engine.work import Progress
+from pdserve.rpc.v1 import kv_pb2
+from pdserve.wire.convert import error_from_proto, error_to_proto, ticket_to_proto
+from pdserve.wire.errors import error_from_rpc
+from pdserve.wire.frames import encode_frame, frame_spans
+from pdserve.wire.tokens import tokens_to_columns
+from services.prefill.peers import Peers
+
+PushCall = grpc.aio.StreamStreamCall[kv_pb2.PushMessage, kv_pb2.PushReply]
+
+
+class PushListener(Protocol):
+    """Who asked for the push. Exactly one of the last three comes, and nothing reads blocks after it."""
+
+    def on_ready(self, held_tokens: int) -> None: ...
+
+    def on_acknowledged(self) -> None: ...
+
+    def on_failed(self, error: PdserveError) -> None: ...
+
+    def on_stopped(self) -> None: ...
+
+
+class _Stopped(Exception):
+    """The push was told to stop."""
+
+
+class Push:
+    """One push, as one task.
+
+    Args:
+        num_tokens: of the whole prompt.
+        stop_s: how long a peer may keep the last message from leaving when the push is stopped.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        address: str,
+        ticket: Ticket,
+        pool: KVPool,
+        num_tokens: int,
+        listener: PushListener,
+        stop_s: float,
+    ) -> None:
+        self._peers = peers
+        self._address = address
+        self._ticket = ticket
+        self._pool = pool
+        self._num_tokens = num_tokens
+        self._listener = listener
+        self._stop_s = stop_s
+        self._progress: Progress | None = None
+        self._first_tokens: tuple[Token, ...] | None = None
+        self._held_tokens: int | None = None
+        self._acknowledged = False
+        self._error: PdserveError | None = None
+        self._stopping = False
+        self._stop_reason: PdserveError | None = None
+        self._call: PushCall | None = None
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def extend(self, progress: Progress) -> None:
+        """More of the prompt's cache may be read."""
+        self._progress = progress
+        self._changed.set()
+
+    def commit(self, first_tokens: tuple[Token, ...]) -> None:
+        """The prompt is computed; these are its siblings' first tokens."""
+        self._first_tokens = first_tokens
+        self._changed.set()
+
+    def stop(self, reason: PdserveError | None) -> None:
+        """Give up, and tell decode why if it still listens."""
+        self._stopping = True
+        self._stop_reason = reason
+        self._changed.set()
+        if self._call is None:
+            self._task.cancel()
+        else:
+            # A peer that takes nothing any more must not keep the blocks.
+            asyncio.get_running_loop().call_later(self._stop_s, self._call.cancel)
+
+    async def _run(self) -> None:
+        error = None
+        try:
+            async with self._peers.connect(self._address, self._ticket.decode_epoch) as stub:
+                self._call = stub.Push()
+                try:
+                    await self._converse(self._call)
+                finally:
+                    self._call.cancel()
+        except PdserveError as caught:
+            error = caught
+        except grpc.aio.AioRpcError as caught:
+            error = error_from_rpc(caught)
+        except asyncio.CancelledError:
+            # By `stop`, or because the call was cancelled; this task is nobody else's to cancel.
+            error = PdserveError(ErrorCode.transfer_failed, "the push was cancelled")
+        if self._stopping:
+            self._listener.on_stopped()
+        elif error is not None:
+            self._listener.on_failed(error)
+        else:
+            self._listener.on_acknowledged()
+
+    async def _converse(self, call: PushCall) -> None:
+        await call.write(kv_pb2.PushMessage(open=kv_pb2.PushOpen(ticket=ticket_to_proto(self._ticket))))
+        reader = asyncio.create_task(self._read(call))
+        try:
+            await self._write(call)
+            await call.done_writing()
+            await reader
+            self._check()
+        except _Stopped:
+            abort = kv_pb2.PushAbort(error=error_to_proto(self._stop_reason) if self._stop_reason else None)
+            await call.write(kv_pb2.PushMessage(abort=abort))
+            await call.done_writing()
+            await reader
+        finally:
+            reader.cancel()
+
+    async def _read(self, call: PushCall) -> None:
+        """Take decode's replies until its last one."""
+        while self._error is None and not self._acknowledged:
+            try:
+                reply = await call.read()
+            except grpc.aio.AioRpcError as error:
+                self._error = error_from_rpc(error)
+            else:
+                self._take(reply)
+            self._changed.set()
+
+    def _take(self, reply: object) -> None:
+        if not isinstance(reply, kv_pb2.PushReply):
+            self._error = PdserveError(ErrorCode.transfer_failed, "decode ended the push without a word")
+            return
+        match reply.WhichOneof("kind"):
+            case "ready":
+                self._held_tokens = reply.ready.held_tokens
+            case "committed":
+                self._acknowledged = True
+            case "failed":
+                self._error = error_from_proto(reply.failed)
+
+    async def _write(self, call: PushCall) -> None:
+        while self._held_tokens is None:
+            await self._wait()
+        if not self._stopping:
+            self._listener.on_ready(self._held_tokens)
+        sent_tokens = self._held_tokens
+        while True:
+            progress = self._progress
+            if progress is not None and progress.computed_tokens > sent_tokens:
+                await self._write_frames(call, progress, sent_tokens)
+                sent_tokens = progress.computed_tokens
+            elif self._first_tokens is not None and sent_tokens >= self._num_tokens:
+                break
+            else:
+                await self._wait()
+        commit = kv_pb2.PushCommit(first_tokens=tokens_to_columns(self._first_tokens))
+        await call.write(kv_pb2.PushMessage(commit=commit))
+
+    async def _write_frames(self, call: PushCall, progress: Progress, sent_tokens: int) -> None:
+        geometry = self._pool.geometry
+        for span in frame_spans(geometry, range(sent_tokens, progress.computed_tokens)):
+            self._check()
+            data = self._pool.read(progress.block_ids, span.tokens, span.layers)
+            await call.write(kv_pb2.PushMessage(frame=encode_frame(span, geometry, self._ticket.nonce, data)))
+
+    async def _wait(self) -> None:
+        """Until something has changed.
+
+        Raises:
+            _Stopped: the push was told to stop.
+            PdserveError: decode has failed it.
+        """
+        await self._changed.wait()
+        self._changed.clear()
+        self._check()
+
+    def _check(self) -> None:
+        if self._stopping:
+            raise _Stopped
+        if self._error is not None:
+            raise self._error
