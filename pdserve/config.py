@@ -154,6 +154,7 @@ class ClusterConfig(Slice):
         address: of a Ray cluster to join; "" starts one on this machine.
         port: where the controller serves frontends and operators.
         start_s: how long a worker may take to be ready.
+        keep_workers: whether workers go on when their controller is told to stop.
     """
 
     address: str = ""
@@ -164,6 +165,7 @@ class ClusterConfig(Slice):
     decode: int = Field(default=1, ge=0)
     watch_s: float = Field(default=1.0, gt=0)
     start_s: float = Field(default=300.0, gt=0)
+    keep_workers: bool = True
 
 
 class LogConfig(Slice):
@@ -224,6 +226,8 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         slot = values
         for section in sections:
             slot = slot.setdefault(section, {})
+            if not isinstance(slot, dict):
+                raise StartupError(f"bad settings: {name} names a field of {section!r}, which has a value of its own")
         # Tuples are written with commas.
         slot[leaf] = text.split(",") if (sections, leaf) == (["frontend"], "workers") else text
     return values

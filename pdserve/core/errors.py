@@ -118,7 +118,8 @@ class PdserveError(Exception):
     def __init__(
         self, code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(message)
+        # A pickled copy is made from these, then given the attributes: Ray carries errors between processes.
+        super().__init__(code, message)
         self.code = code
         self.message = message
         self.param = param
@@ -147,6 +148,9 @@ class IllegalTransition(Exception):
     """A state machine was given an event that its state has no handler for: a defect, never a client's fault."""
 
     def __init__(self, state: object, event: object) -> None:
-        super().__init__(f"{type(event).__name__} in state {type(state).__name__}")
+        super().__init__(state, event)
         self.state = state
         self.event = event
+
+    def __str__(self) -> str:
+        return f"{type(self.event).__name__} in state {type(self.state).__name__}"

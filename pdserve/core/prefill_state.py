@@ -11,7 +11,7 @@ all that is wanted) starts in Running with no transfer.
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pdserve.core.errors import ErrorCode, IllegalTransition, PdserveError
+from pdserve.core.errors import IllegalTransition, PdserveError
 
 T = TypeVar("T")  # The push: whatever the worker can commit and stop.
 
@@ -116,7 +116,7 @@ class CommitTransfer(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StopTransfer(Generic[T]):
-    """Tell decode why, and report TransferStopped when nothing reads blocks any more."""
+    """Tell decode why, None if in order, and report TransferStopped when nothing reads blocks any more."""
 
     transfer: T
     error: PdserveError | None
@@ -144,8 +144,6 @@ class ReportFailure:
 
 Effect = Compute | CommitTransfer[T] | StopTransfer[T] | StopComputing | ReleaseBlocks | ReportHandoff | ReportFailure
 
-SEQUENCES_ENDED = PdserveError(ErrorCode.cancelled, "every sequence ended with its first token")
-
 
 def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
     """The next state, and what is to be done on the way.
@@ -170,8 +168,9 @@ def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
         case Running(None), Broke(error):
             return Finished(), [ReportFailure(error), ReleaseBlocks()]
         case Running(transfer), FirstTokens(all_ended) if transfer is not None:
+            # Given up in order: an error would make decode report a failure, which may overtake the tokens.
             if all_ended:
-                return Aborting(transfer, holds_blocks=True), [StopTransfer(transfer, SEQUENCES_ENDED)]
+                return Aborting(transfer, holds_blocks=True), [StopTransfer(transfer, None)]
             return HandingOff(transfer), [CommitTransfer(transfer)]
         case Running(transfer), Cancelled() if transfer is not None:
             return Aborting(transfer, holds_blocks=True), [StopComputing(), StopTransfer(transfer, None)]

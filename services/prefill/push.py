@@ -1,6 +1,7 @@
 """Sends one prompt's cache to decode: opened when the request is queued, frames as chunks finish, then the commit."""
 
 import asyncio
+import logging
 from typing import Protocol
 
 import grpc.aio
@@ -16,6 +17,8 @@ from pdserve.wire.errors import error_from_rpc
 from pdserve.wire.frames import encode_frame, frame_spans
 from pdserve.wire.tokens import tokens_to_columns
 from services.prefill.peers import Peers
+
+log = logging.getLogger(__name__)
 
 PushCall = grpc.aio.StreamStreamCall[kv_pb2.PushMessage, kv_pb2.PushReply]
 
@@ -94,21 +97,7 @@ class Push:
             asyncio.get_running_loop().call_later(self._stop_s, self._call.cancel)
 
     async def _run(self) -> None:
-        error = None
-        try:
-            async with self._peers.connect(self._address, self._ticket.decode_epoch) as stub:
-                self._call = stub.Push()
-                try:
-                    await self._converse(self._call)
-                finally:
-                    self._call.cancel()
-        except PdserveError as caught:
-            error = caught
-        except grpc.aio.AioRpcError as caught:
-            error = error_from_rpc(caught)
-        except asyncio.CancelledError:
-            # By `stop`, or because the call was cancelled; this task is nobody else's to cancel.
-            error = PdserveError(ErrorCode.transfer_failed, "the push was cancelled")
+        error = await self._outcome()
         if self._stopping:
             self._listener.on_stopped()
         elif error is not None:
@@ -116,12 +105,39 @@ class Push:
         else:
             self._listener.on_acknowledged()
 
+    async def _outcome(self) -> PdserveError | None:
+        """The whole push; returns what it failed with. Never raises: whoever waits for its end holds blocks."""
+        try:
+            async with self._peers.connect(self._address, self._ticket.decode_epoch) as stub:
+                self._call = stub.Push()
+                try:
+                    await self._converse(self._call)
+                finally:
+                    self._call.cancel()
+        except PdserveError as error:
+            return error
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error)
+        except (asyncio.CancelledError, asyncio.InvalidStateError):
+            # By `stop`, or because the call was over; this task is nobody else's to cancel.
+            return PdserveError(ErrorCode.transfer_failed, "the push was cut off")
+        except Exception:
+            log.exception("push failed", extra={"attempt": str(self._ticket.key)})
+            return PdserveError(ErrorCode.internal, "the push failed for a reason that the prefill worker has logged")
+        return None
+
     async def _converse(self, call: PushCall) -> None:
         await call.write(kv_pb2.PushMessage(open=kv_pb2.PushOpen(ticket=ticket_to_proto(self._ticket))))
         reader = asyncio.create_task(self._read(call))
         try:
-            await self._write(call)
-            await call.done_writing()
+            try:
+                await self._write(call)
+                await call.done_writing()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                # The call is over; its reader has decode's reason, if decode gave one.
+                await reader
+                self._check()
+                raise PdserveError(ErrorCode.transfer_failed, f"the push broke: {error}") from error
             await reader
             self._check()
         except _Stopped:

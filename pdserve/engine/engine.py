@@ -1,0 +1,70 @@
+"""An engine: a scheduler that decides and a runner that computes. One thread owns it."""
+
+import time
+from collections.abc import Callable
+
+from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.engine.block_manager import BlockManager
+from pdserve.engine.interfaces import ModelRunner
+from pdserve.engine.scheduler import Scheduler
+from pdserve.engine.settings import SchedulerSettings
+from pdserve.engine.work import Command, StepOutcome
+
+
+class Engine:
+    """Commands in by `apply`, outcomes out by `step`: plan, run, commit.
+
+    Attributes:
+        error: what broke it, once a step could not be run. A broken engine is replaced, never used again: nobody knows
+            what is in its pool.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        settings: SchedulerSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(
+            BlockManager(runner.pool.num_blocks),
+            runner.geometry,
+            runner.max_context_tokens,
+            settings or SchedulerSettings(),
+            clock,
+        )
+        self.error: Exception | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do or tell anything before another command comes."""
+        return self.error is None and self.scheduler.has_work
+
+    def apply(self, command: Command) -> None:
+        """Take a command before the next step.
+
+        Raises:
+            IllegalTransition: a defect of the caller; see `Scheduler.apply`.
+        """
+        self.scheduler.apply(command)
+
+    def step(self) -> StepOutcome:
+        """Run a step, an empty one if there is nothing to do, and tell what happened.
+
+        If the runner raises, every attempt in the step has failed and `error` is set.
+
+        Raises:
+            PdserveError: engine_failed: the engine is broken already.
+        """
+        if self.error is not None:
+            raise _engine_failed(self.error)
+        plan = self.scheduler.plan()
+        try:
+            return self.scheduler.commit(plan, self.runner.run(plan.slices, plan.copies) if plan else [])
+        except Exception as error:  # noqa: BLE001 - reported for each attempt, and kept
+            self.error = error
+            return self.scheduler.fail(plan, _engine_failed(error))
+
+
+def _engine_failed(error: Exception) -> PdserveError:
+    return PdserveError(ErrorCode.engine_failed, f"the engine could not run a step: {type(error).__name__}: {error}")

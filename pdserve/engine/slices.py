@@ -1,0 +1,52 @@
+"""What attempts and sequences contribute to a step."""
+
+from collections.abc import Iterable
+
+from pdserve.core.geometry import KVGeometry
+from pdserve.engine.attempt import Attempt, RunningSequence
+from pdserve.engine.work import BlockCopy, SampleSpec, SequenceSlice
+
+
+def take_copies(running: Iterable[RunningSequence]) -> list[BlockCopy]:
+    """The copies to be made before this step, for the sequences that have their first."""
+    copies = []
+    for sequence in running:
+        if sequence.copy is not None:
+            copies.append(sequence.copy)
+            sequence.copy = None
+    return copies
+
+
+def decode_slice(sequence: RunningSequence, geometry: KVGeometry) -> SequenceSlice:
+    """The sequence's last token, whose keys and values are the only ones not in the cache yet."""
+    group, end = sequence.attempt.group, sequence.num_tokens
+    sample = SampleSpec(
+        params=group.params,
+        seed=group.seed,
+        sibling=sequence.sibling,
+        position=end,
+        token_ids=sequence.token_ids[:end],
+        prompt_tokens=group.prompt_tokens,
+    )
+    block_ids = sequence.block_ids[: geometry.blocks_for(end)]
+    return SequenceSlice(sequence.token_ids[end - 1 : end], end - 1, block_ids, (sample,))
+
+
+def prompt_slice(attempt: Attempt, budget_tokens: int, geometry: KVGeometry) -> SequenceSlice:
+    """The prompt's next chunk; with its last one, a sample for every live sibling."""
+    group, start = attempt.group, attempt.computed_tokens
+    end = min(start + budget_tokens, attempt.num_tokens)
+    samples = tuple(
+        SampleSpec(
+            params=group.params,
+            seed=group.seed,
+            sibling=sibling,
+            position=end,
+            token_ids=group.token_ids,
+            prompt_tokens=group.prompt_tokens,
+        )
+        for sibling in attempt.live
+        if end == attempt.num_tokens
+    )
+    block_ids = attempt.prompt_block_ids[: geometry.blocks_for(end)]
+    return SequenceSlice(group.token_ids[start:end], start, block_ids, samples)

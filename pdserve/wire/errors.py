@@ -1,0 +1,49 @@
+"""Errors across gRPC: the table's status, and the whole error in the trailing metadata."""
+
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.rpc.v1.common_pb2 import ErrorStatus
+from pdserve.wire.convert import error_from_proto, error_to_proto
+
+METADATA_KEY = "pdserve-error-bin"
+
+# Metadata beyond some KiB makes a peer drop the whole call.
+_MESSAGE_CHARACTERS = 1000
+
+# What gRPC itself says, when the peer gave no error of ours. A peer that goes away while it answers, or doesn't answer in
+# time, counts as lost; RESOURCE_EXHAUSTED is a message above the limit, UNIMPLEMENTED a service that isn't there.
+_CODES = {
+    grpc.StatusCode.UNAVAILABLE: ErrorCode.worker_lost,
+    grpc.StatusCode.CANCELLED: ErrorCode.worker_lost,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.worker_lost,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.protocol_violation,
+    grpc.StatusCode.UNIMPLEMENTED: ErrorCode.protocol_violation,
+}
+
+
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: PdserveError) -> NoReturn:
+    """End the call with `error`, which `error_from_rpc` gives back at the other end."""
+    status = error_to_proto(error)
+    status.message = status.message[:_MESSAGE_CHARACTERS]
+    await context.abort(
+        grpc.StatusCode[error.spec.grpc_status],
+        status.message,
+        trailing_metadata=((METADATA_KEY, status.SerializeToString()),),
+    )
+
+
+def error_from_rpc(rpc_error: grpc.aio.AioRpcError) -> PdserveError:
+    """The error that the peer gave to `abort`, or what the call's status stands for."""
+    for key, value in rpc_error.trailing_metadata() or ():
+        if key == METADATA_KEY and isinstance(value, bytes):
+            try:
+                return error_from_proto(ErrorStatus.FromString(value))
+            except DecodeError:
+                break
+    status = rpc_error.code()
+    return PdserveError(_CODES.get(status, ErrorCode.internal), f"{status.name}: {rpc_error.details() or 'no details'}")

@@ -1,0 +1,110 @@
+"""Where a frontend's workers come from when a controller publishes them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from pdserve.core.events import FinishReason, Role
+from pdserve.rpc.v1 import cluster_pb2, cluster_pb2_grpc, common_pb2
+from tests.fake_worker import FakeWorker, running
+from tests.frontend_stack import answer_with, frontend_with, ids_of, pair, until
+
+IDS = ids_of("The quick brown fox")
+PROMPT = {"prompt": "hello", "max_tokens": 50}
+
+
+class FakeController(cluster_pb2_grpc.ClusterServiceServicer):
+    """Publishes whatever membership a test sets."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.watchers = 0
+        self._membership = cluster_pb2.Membership()
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def publish(self, *workers: FakeWorker) -> None:
+        async with self._changed:
+            self._membership = cluster_pb2.Membership(
+                version=self._membership.version + 1,
+                members=[
+                    cluster_pb2.Member(
+                        worker_id=worker.worker_id,
+                        role=common_pb2.Role.ValueType(worker.role),
+                        session_address=worker.address,
+                        epoch=worker.epoch,
+                    )
+                    for worker in workers
+                ],
+            )
+            self._changed.notify_all()
+
+    async def Watch(self, request: object, context: object) -> AsyncIterator[cluster_pb2.Membership]:  # noqa: N802
+        self.watchers += 1
+        seen = 0
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda version=seen: self._membership.version > version)
+                membership = self._membership
+            seen = membership.version
+            yield membership
+
+
+@pytest.mark.asyncio
+async def test_workers_come_and_go_with_the_membership_and_stay_when_the_controller_dies() -> None:
+    controller, (prefill, decode), other = FakeController(), pair(), FakeWorker(Role.DECODE, "decode-1")
+    await controller.start()
+    try:
+        async with (
+            running(prefill, decode, other),
+            frontend_with(wait_ready=False, controller=controller.address) as stack,
+        ):
+            names = lambda: {worker.name for worker in stack.frontend.membership if worker.ready}  # noqa: E731
+            await controller.publish(prefill, decode)
+            await until(lambda: names() == {"prefill-0", "decode-0"})
+            await controller.publish(prefill, other)
+            await until(lambda: names() == {"prefill-0", "decode-1"})
+            answer_with(prefill, other, IDS, FinishReason.LENGTH)
+
+            await controller.stop()
+            status, body = await stack.post("/v1/completions", PROMPT)
+            assert status == 200
+            assert body["usage"]["completion_tokens"] == len(IDS)
+            assert names() == {"prefill-0", "decode-1"}
+            stack.assert_idle()
+    finally:
+        await controller.stop()
+
+
+@pytest.mark.asyncio
+async def test_what_a_worker_carries_when_it_is_no_member_any_more_goes_elsewhere() -> None:
+    controller, (prefill, decode), other = FakeController(), pair(), FakeWorker(Role.DECODE, "decode-1")
+    await controller.start()
+    try:
+        async with (
+            running(prefill, decode, other),
+            frontend_with(wait_ready=False, controller=controller.address) as stack,
+        ):
+            await controller.publish(prefill, decode)
+            await until(lambda: sum(worker.ready for worker in stack.frontend.membership) == 2)
+            request = asyncio.create_task(stack.post("/v1/completions", PROMPT))
+            await decode.expect("reserve")
+            answer_with(prefill, other, IDS, FinishReason.LENGTH)
+            await controller.publish(prefill, other)
+            status, body = await request
+            assert status == 200
+            assert body["choices"][0]["text"] == "The quick brown fox"
+    finally:
+        await controller.stop()
