@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bench.cluster import free_port, stop
-from pdserve.config import ModelConfig, Settings
+from pdserve.config import ModelConfig
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.engine import Engine
 from pdserve.engine.host_pool import HostKVPool
 from pdserve.engine.work import BlockCopy, Sampled, SequenceSlice
-from pdserve.runtime.engine_thread import EngineThread
 from pdserve.runtime.process import run_process
 from pdserve.runtime.worker import run_worker
 from services.decode.worker import DecodeWorker
@@ -49,17 +48,8 @@ class IdleRunner:
         return [[Sampled(0) for _ in part.samples] for part in slices]
 
 
-class Receiver(DecodeWorker):
-    """A decode worker around an `IdleRunner`."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._engine = EngineThread(
-            lambda: Engine(IdleRunner()),
-            on_outcome=self._take_outcome,
-            on_broken=self._take_breakdown,
-            idle_tick_s=settings.session.pulse_s,
-        )
+def idle_engine() -> Engine:
+    return Engine(IdleRunner())
 
 
 @contextmanager
@@ -77,4 +67,6 @@ def receiver() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_process("decode", lambda settings, stopping: run_worker(Receiver(settings), stopping)))
+    sys.exit(
+        run_process("decode", lambda settings, stopping: run_worker(DecodeWorker(settings, idle_engine), stopping))
+    )

@@ -8,9 +8,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdserve.core.errors import StartupError
 
@@ -73,6 +73,12 @@ class EngineConfig(Slice):
     max_waiting: int = Field(default=1024, ge=1)
     stuck_after_s: float = Field(default=60.0, gt=0)
     scripted: ScriptedConfig = ScriptedConfig()
+
+    @model_validator(mode="after")
+    def _batch_fits_a_step(self) -> Self:
+        if self.max_running > self.step_tokens:
+            raise ValueError(f"max_running ({self.max_running}) must not be above step_tokens ({self.step_tokens})")
+        return self
 
 
 class SessionConfig(Slice):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from pdserve.core.attempt import Attempt
-from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, GroupId
-from pdserve.engine.work import Command, Group, StepOutcome, Stop
+from pdserve.engine.work import Command, Group, StepOutcome, Stop, TokenIds
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.sessions import FrontendSession
 from pdserve.wire.attempts import attempt_from_proto
@@ -45,9 +45,10 @@ H = TypeVar("H", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a worker takes: its model, sequences within its context, and `max_held` attempts at a time."""
+    """What a worker takes: its model, ids of its vocabulary, prompts within its context, `max_held` attempts at a time."""
 
     model: str
+    vocab_size: int
     max_context_tokens: int
     max_held: int
 
@@ -152,7 +153,7 @@ class AttemptTable(ABC, Generic[H]):
     def _group(self, session: FrontendSession, message: session_pb2.Attempt) -> tuple[Group, float | None]:
         attempt = attempt_from_proto(message, session.instance)
         token_ids = session.prompts.take(message.group, message.attempt, attempt.total_tokens)
-        self._check(attempt)
+        self._check(attempt, token_ids)
         group = Group(
             key=attempt.key,
             siblings=attempt.siblings,
@@ -184,13 +185,15 @@ class AttemptTable(ABC, Generic[H]):
         if not self.held:
             self._emptied.set()
 
-    def _check(self, attempt: Attempt) -> None:
+    def _check(self, attempt: Attempt, token_ids: TokenIds) -> None:
         admission = self._admission
         if attempt.key in self.held:
             raise PdserveError(ErrorCode.protocol_violation, f"attempt {attempt.key} is here already")
         if attempt.model != admission.model or attempt.adapter:
             wanted = attempt.model + (f" with adapter {attempt.adapter}" if attempt.adapter else "")
             raise PdserveError(ErrorCode.model_not_found, f"this worker serves {admission.model}, not {wanted}")
+        if not attempt.total_tokens or token_ids.max() >= admission.vocab_size:
+            raise InvalidRequest("prompt", f"a prompt is one token id below {admission.vocab_size} or more")
         if attempt.total_tokens >= admission.max_context_tokens:
             raise PdserveError(
                 ErrorCode.context_length_exceeded,

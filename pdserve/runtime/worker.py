@@ -8,12 +8,12 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from pdserve.config import Settings
-from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.errors import ErrorCode, PdserveError, StartupError
 from pdserve.core.events import EngineLoad, Role
 from pdserve.core.ids import AttemptKey, random_id
 from pdserve.core.version import PROTOCOL_MAJOR, VERSION
@@ -40,11 +40,12 @@ class Worker(ABC):
 
     Args:
         settings: of the process; each part gets its own slice.
+        make_engine: builds the engine, in its thread; None builds the one that the settings ask for.
     """
 
     role: ClassVar[Role]
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, make_engine: Callable[[], Engine] | None = None) -> None:
         self.settings = settings
         self.epoch = random_id()
         self.worker_id = settings.worker.worker_id or f"{self.role}-{self.epoch & 0xFFFFFF:06x}"
@@ -52,7 +53,7 @@ class Worker(ABC):
         self.sessions = SessionService(self.role, self, settings.session)
         self.identity: WorkerIdentity
         self._engine = EngineThread(
-            engine_factory(settings.model, settings.engine),
+            make_engine or engine_factory(settings.model, settings.engine),
             on_outcome=self._take_outcome,
             on_broken=self._take_breakdown,
             core=settings.engine.core,
@@ -182,6 +183,7 @@ class Worker(ABC):
             kv_address=self.identity.kv_address,
             build=VERSION,
             draining=self._is_draining,
+            colocated=self.settings.worker.colocated,
         )
 
     def pulse(self) -> session_pb2.WorkerPulse:
@@ -228,6 +230,7 @@ class Worker(ABC):
             return
         admission = Admission(
             model=self.settings.model.name,
+            vocab_size=engine.runner.vocab_size,
             max_context_tokens=self._max_context_tokens(engine.runner.max_context_tokens),
             max_held=self.settings.engine.max_waiting + self.settings.engine.max_running,
         )
@@ -242,7 +245,9 @@ class Worker(ABC):
             self._attempts.take_outcome(outcome)
 
     def _take_breakdown(self, error: Exception) -> None:
-        log.error("the engine broke", extra={"worker": self.worker_id}, exc_info=error)
+        # One that could not start has a message that says what to do; whoever waits for this worker shows it.
+        if not isinstance(error, StartupError):
+            log.error("the engine broke", extra={"worker": self.worker_id}, exc_info=error)
         if self._attempts is not None:
             self._attempts.break_all(PdserveError(ErrorCode.engine_failed, "the worker's engine broke"))
         if not self._closed.done():

@@ -35,8 +35,8 @@ class FrameSpan:
 def frame_spans(geometry: KVGeometry, tokens: range, frame_bytes: int = FRAME_BYTES) -> Iterator[FrameSpan]:
     """Cut all layers of `tokens` into frames of nearly equal size, at most `frame_bytes` each.
 
-    A frame takes whole layers of all the tokens where that fits; otherwise each layer's tokens are split. One token of one
-    layer is the least that a frame holds.
+    A frame takes whole layers of all the tokens where that fits; otherwise each layer's tokens are split, at the ends of
+    blocks if a block fits. One token of one layer is the least that a frame holds.
     """
     if not tokens:
         return
@@ -46,9 +46,12 @@ def frame_spans(geometry: KVGeometry, tokens: range, frame_bytes: int = FRAME_BY
         for layers in _split(range(geometry.num_layers), layers_fit):
             yield FrameSpan(layers, tokens)
         return
+    tokens_fit = max(1, frame_bytes // token_bytes)
+    if tokens_fit >= geometry.block_size:
+        tokens_fit -= tokens_fit % geometry.block_size
     for layer in range(geometry.num_layers):
-        for part in _split(tokens, max(1, frame_bytes // token_bytes)):
-            yield FrameSpan(range(layer, layer + 1), part)
+        for start in range(tokens.start, tokens.stop, tokens_fit):
+            yield FrameSpan(range(layer, layer + 1), tokens[start - tokens.start :][:tokens_fit])
 
 
 def _split(whole: range, most: int) -> Iterator[range]:
@@ -59,29 +62,32 @@ def _split(whole: range, most: int) -> Iterator[range]:
 
 
 def encode_frame(
-    span: FrameSpan, geometry: KVGeometry, nonce: int, data: bytes | memoryview | NDArray[np.uint8]
+    span: FrameSpan,
+    geometry: KVGeometry,
+    nonce: int,
+    data: bytes | memoryview | NDArray[np.uint8],
+    frame: Frame | None = None,
 ) -> Frame:
     """A frame of `data`, [bytes] contiguous in canonical order.
 
     Args:
         nonce: of the ticket that the frame is pushed with; it seeds the checksum.
+        frame: filled in place, so that the payload is not copied again into the message that holds it.
     Raises:
         ValueError: `data` isn't as long as the span says.
     """
     payload = data if isinstance(data, bytes) else data.tobytes()
     if len(payload) != span.num_bytes(geometry):
         raise ValueError(f"{len(payload)} bytes for {span}, which take {span.num_bytes(geometry)}")
-    return Frame(
-        layer_start=span.layers.start,
-        layer_count=len(span.layers),
-        token_start=span.tokens.start,
-        token_count=len(span.tokens),
-        head_start=0,
-        head_count=geometry.num_kv_heads,
-        codec=geometry.codec,
-        checksum=xxh3_64_intdigest(payload, nonce),
-        data=payload,
-    )
+    if frame is None:
+        frame = Frame()
+    frame.layer_start, frame.layer_count = span.layers.start, len(span.layers)
+    frame.token_start, frame.token_count = span.tokens.start, len(span.tokens)
+    frame.head_start, frame.head_count = 0, geometry.num_kv_heads
+    frame.codec = geometry.codec
+    frame.checksum = xxh3_64_intdigest(payload, nonce)
+    frame.data = payload
+    return frame
 
 
 def verify_frame(frame: Frame, geometry: KVGeometry, nonce: int) -> FrameSpan:

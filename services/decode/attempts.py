@@ -8,7 +8,7 @@ from pdserve.core import decode_state
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, Ticket
-from pdserve.engine.work import Command, Commit, Granted, Group, Release, Reserve, StepOutcome
+from pdserve.engine.work import Command, Commit, Granted, Group, Prefill, Release, Reserve, StepOutcome
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.attempts import Admission, AttemptTable, Held
 from pdserve.runtime.sessions import FrontendSession
@@ -18,9 +18,9 @@ from services.decode.reception import Reception
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DecodeHeld(Held):
-    """One attempt here; `ticket` is the only one with which its cache may be pushed."""
+    """One attempt here; `ticket` is the only one with which its cache may be pushed, None if it is computed here."""
 
-    ticket: Ticket
+    ticket: Ticket | None
     state: decode_state.State[Reception, Granted] = field(default_factory=decode_state.Reserved)
 
 
@@ -29,28 +29,44 @@ class DecodeAttempts(AttemptTable[DecodeHeld]):
 
     Args:
         epoch: of this worker's life.
+        colocated: whether a Reserve without a ticket is computed here.
         ticket_wait_s: how long a push waits for the reservation that it overtook.
     """
 
     opening = "reserve"
 
-    def __init__(self, admission: Admission, post: Callable[[Command], None], epoch: int, ticket_wait_s: float) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        post: Callable[[Command], None],
+        epoch: int,
+        ticket_wait_s: float,
+        colocated: bool,
+    ) -> None:
         super().__init__(admission, post)
         self._epoch = epoch
         self._ticket_wait_s = ticket_wait_s
+        self._colocated = colocated
         self._awaited: dict[AttemptKey, asyncio.Future[None]] = {}
 
     def begin(
         self, session: FrontendSession, group: Group, remaining_s: float | None, command: session_pb2.Command
     ) -> None:
         reserve = command.reserve
-        held = DecodeHeld(
-            session=session, group=group, live=set(group.siblings), ticket=ticket_from_proto(reserve.ticket)
-        )
+        ticket = ticket_from_proto(reserve.ticket) if reserve.HasField("ticket") else None
+        if ticket is None and not self._colocated:
+            raise PdserveError(
+                ErrorCode.protocol_violation, "this worker reads no prompts: a reservation needs a ticket"
+            )
         replaced = AttemptKey(group.key.group, reserve.replaces) if reserve.replaces else None
         if replaced is not None and (old := self.held.get(replaced)) is not None:
             self.cancel(old, unless_running=False)
+        held = DecodeHeld(session=session, group=group, live=set(group.siblings), ticket=ticket)
         self.enter(held, remaining_s)
+        if ticket is None:
+            held.state = decode_state.Running()
+            self._post(Prefill(group, then_decode=True))
+            return
         self._post(Reserve(group, replaces=replaced))
         if (awaited := self._awaited.get(group.key)) is not None:
             awaited.set_result(None)

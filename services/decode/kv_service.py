@@ -6,6 +6,7 @@ import grpc.aio
 import numpy as np
 
 from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.ids import Ticket
 from pdserve.core.version import PROTOCOL_MAJOR
 from pdserve.engine.interfaces import KVPool
 from pdserve.engine.work import Granted
@@ -70,8 +71,9 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
         first: object = await context.read()
         if not isinstance(first, kv_pb2.PushMessage) or not first.HasField("open"):
             raise PdserveError(ErrorCode.protocol_violation, "the first message of a push must be its ticket")
-        held, reception = await self._attempts.open_push(ticket_from_proto(first.open.ticket))
-        receiver = asyncio.create_task(self._receive(held, reception, context))
+        ticket = ticket_from_proto(first.open.ticket)
+        held, reception = await self._attempts.open_push(ticket)
+        receiver = asyncio.create_task(self._receive(ticket, held, reception, context))
         # Ends by itself only with a failure of the push, or having waited for `ended` to be resolved by its commit.
         error: PdserveError | None = PdserveError(ErrorCode.transfer_failed, "the prefill worker's push broke")
         try:
@@ -91,7 +93,9 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
             error = reception.ended.result()
         raise error if error is not None else PdserveError(ErrorCode.cancelled, "the push was given up")
 
-    async def _receive(self, held: DecodeHeld, reception: Reception, context: PushContext) -> PdserveError | None:
+    async def _receive(
+        self, ticket: Ticket, held: DecodeHeld, reception: Reception, context: PushContext
+    ) -> PdserveError | None:
         """Take frames until the commit, or until prefill gives up; returns why, None if in order.
 
         Raises:
@@ -106,7 +110,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
                 raise PdserveError(ErrorCode.transfer_failed, "prefill ended the push without a commit")
             match message.WhichOneof("kind"):
                 case "frame":
-                    self._write(message.frame, held, granted, coverage)
+                    self._write(message.frame, ticket.nonce, granted, coverage)
                 case "commit":
                     self._commit(message.commit, held, coverage)
                     return None
@@ -115,8 +119,8 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
                 case kind:
                     raise PdserveError(ErrorCode.protocol_violation, f"{kind} in the middle of a push")
 
-    def _write(self, frame: kv_pb2.Frame, held: DecodeHeld, granted: Granted, coverage: Coverage) -> None:
-        span = verify_frame(frame, self._pool.geometry, held.ticket.nonce)
+    def _write(self, frame: kv_pb2.Frame, nonce: int, granted: Granted, coverage: Coverage) -> None:
+        span = verify_frame(frame, self._pool.geometry, nonce)
         coverage.add(span)
         self._pool.write(granted.block_ids, span.tokens, span.layers, np.frombuffer(frame.data, dtype=np.uint8))
 

@@ -1,5 +1,6 @@
 """The decode worker: takes prompts' caches, and writes the answers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pdserve.config import Settings
@@ -20,8 +21,8 @@ class DecodeWorker(Worker):
 
     role = Role.DECODE
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, make_engine: Callable[[], Engine] | None = None) -> None:
+        super().__init__(settings, make_engine)
         self._kv = KVService(self.worker_id, self.epoch)
 
     @property
@@ -34,6 +35,8 @@ class DecodeWorker(Worker):
         return await self.listen(server, self.settings.worker.kv_port)
 
     def make_attempts(self, engine: Engine, admission: Admission) -> AttemptTable[Any]:
-        attempts = DecodeAttempts(admission, self.post, self.epoch, self.settings.session.ticket_wait_s)
+        attempts = DecodeAttempts(
+            admission, self.post, self.epoch, self.settings.session.ticket_wait_s, self.settings.worker.colocated
+        )
         self._kv.open(attempts, engine.runner.pool)
         return attempts

@@ -194,7 +194,9 @@ class Push:
         for span in frame_spans(geometry, range(sent_tokens, progress.computed_tokens)):
             self._check()
             data = self._pool.read(progress.block_ids, span.tokens, span.layers)
-            await call.write(kv_pb2.PushMessage(frame=encode_frame(span, geometry, self._ticket.nonce, data)))
+            message = kv_pb2.PushMessage()
+            encode_frame(span, geometry, self._ticket.nonce, data, message.frame)
+            await call.write(message)
 
     async def _wait(self) -> None:
         """Until something has changed.

@@ -1,6 +1,5 @@
 """Prefill, push and decode on real ports with the scripted engine, whose answers depend on every byte of the cache."""
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -180,5 +179,22 @@ async def test_unknown_model_is_refused_by_both() -> None:
         for link in (pair.prefill, pair.decode):
             await wait_until(lambda link=link: key in link.heard.failures, "a refusal")
             assert link.heard.failures[key].code is ErrorCode.model_not_found
-        await asyncio.sleep(0)
         await pair.settle()
+
+
+async def test_colocated_worker_needs_no_prefill_worker() -> None:
+    async with worker_pair(decode=scripted_settings(worker={"colocated": True})) as pair:
+        assert pair.decode.welcome.colocated
+        prompt, key = prompt_of(37), pair.new_key()
+        pair.reserve(pair.attempt(key, prompt, GREEDY), prompt, None)
+        await pair.finish(key)
+        assert pair.decode.heard.ids(key) == answer_to(prompt, GREEDY)
+        await pair.settle()
+
+
+async def test_reservation_without_a_ticket_is_refused_by_any_other_worker() -> None:
+    async with worker_pair() as pair:
+        prompt, key = prompt_of(37), pair.new_key()
+        pair.reserve(pair.attempt(key, prompt, GREEDY), prompt, None)
+        await wait_until(lambda: key in pair.decode.heard.failures, "a refusal")
+        assert pair.decode.heard.failures[key].code is ErrorCode.protocol_violation

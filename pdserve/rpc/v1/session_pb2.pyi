@@ -219,6 +219,7 @@ class Welcome(_message.Message):
     KV_ADDRESS_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    COLOCATED_FIELD_NUMBER: _builtins.int
     protocol_major: _builtins.int
     epoch: _builtins.int
     """Random, new in each life of the worker."""
@@ -231,6 +232,8 @@ class Welcome(_message.Message):
     """host:port where this worker takes pushes; empty in prefill."""
     build: _builtins.str
     draining: _builtins.bool
+    colocated: _builtins.bool
+    """A decode worker that also reads prompts: it takes a Reserve without a ticket, and needs no prefill worker."""
     @_builtins.property
     def geometry(self) -> _common_pb2.Geometry: ...
     def __init__(
@@ -247,10 +250,11 @@ class Welcome(_message.Message):
         kv_address: _builtins.str = ...,
         build: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        colocated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "draining", b"draining", "epoch", b"epoch", "geometry", b"geometry", "kv_address", b"kv_address", "max_context_tokens", b"max_context_tokens", "model", b"model", "protocol_major", b"protocol_major", "role", b"role", "total_blocks", b"total_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "colocated", b"colocated", "draining", b"draining", "epoch", b"epoch", "geometry", b"geometry", "kv_address", b"kv_address", "max_context_tokens", b"max_context_tokens", "model", b"model", "protocol_major", b"protocol_major", "role", b"role", "total_blocks", b"total_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,7 +444,9 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class Reserve(_message.Message):
-    """Keep room for the prompt and the answer, and take the push that carries this ticket."""
+    """Keep room for the prompt and the answer, and take the push that carries this ticket. Without one a colocated worker
+    reads the prompt itself.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
