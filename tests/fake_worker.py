@@ -32,8 +32,9 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         pulses: while False nothing is heard of it, as if it were paused.
     """
 
-    def __init__(self, role: Role, worker_id: str) -> None:
+    def __init__(self, role: Role, worker_id: str, *, colocated: bool = False) -> None:
         self.role = role
+        self.colocated = colocated
         self.worker_id = worker_id
         self.epoch = random_id()
         self.commands: list[session_pb2.Command] = []
@@ -81,6 +82,8 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
             model=MODEL,
             geometry=common_pb2.Geometry(block_size=16),
             total_blocks=self.total_blocks,
+            colocated=self.colocated,
+            draining=self.state == session_pb2.WORKER_STATE_DRAINING,
             kv_address=f"{self.worker_id}:1" if self.role is Role.DECODE else "",
         )
         await context.write(session_pb2.Event(welcome=welcome))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.core.events import FinishReason, Stage, StageReport, Token
+from pdserve.core.events import FinishReason, Role, Stage, StageReport, Token
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.rpc.v1 import session_pb2
 from tests.fake_worker import FakeWorker
@@ -242,3 +242,25 @@ async def test_logprobs_have_the_shape_of_each_api() -> None:
         logprobs = completion["choices"][0]["logprobs"]
         assert "".join(logprobs["tokens"]) == TEXT
         assert logprobs["text_offset"][0] == 0
+
+
+@pytest.mark.asyncio
+async def test_a_colocated_worker_serves_alone() -> None:
+    worker = FakeWorker(Role.DECODE, "decode-0", colocated=True)
+
+    def on_reserve(_: FakeWorker, command: session_pb2.Command) -> None:
+        if command.HasField("reserve"):
+            attempt = command.reserve.attempt
+            worker.tokens(attempt, ids_of("a STOP b"), sibling=0)
+            worker.tokens(attempt, ids_of("fine"), sibling=1, finish=FinishReason.LENGTH)
+
+    worker.on_command = on_reserve
+    async with frontend_with(worker) as stack:
+        async with stack.http.get(stack.url + "/ready") as response:
+            assert response.status == 200
+        body = {"prompt": "hello", "max_tokens": 50, "n": 2, "stop": "STOP"}
+        _, response_body = await stack.post("/v1/completions", body)
+        assert [choice["text"] for choice in response_body["choices"]] == ["a ", "fine"]
+        assert not (await worker.expect("reserve")).reserve.HasField("ticket")
+        assert list((await worker.expect("cancel")).cancel.siblings) == [0]
+        stack.assert_idle()

@@ -79,16 +79,16 @@ async def test_a_client_that_leaves_in_mid_answer_is_cancelled(stream: bool, way
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
 async def test_a_client_that_leaves_the_line_is_sent_nowhere(stream: bool) -> None:
     prefill, decode = pair()
-    decode.state = session_pb2.WORKER_STATE_STUCK
-    async with frontend_with(prefill, decode, wait_ready=False) as stack:
-        await until(lambda: decode.sessions_opened == 1 and prefill.sessions_opened == 1)
-        await until(lambda: not any(w.candidate() for w in stack.frontend.membership if w.address == decode.address))
-        async with connection(stack, stream=stream) as (_, writer):
-            await until(lambda: len(stack.frontend.dispatcher.line) == 1)
-            writer.close()
-            await until(lambda: stack.outcomes() == {"client_gone": 1}, NOTICED_S)
-            stack.assert_idle()
-            assert prefill.commands == decode.commands == []
+    decode.state = session_pb2.WORKER_STATE_DRAINING
+    async with (
+        frontend_with(prefill, decode, wait_ready=False) as stack,
+        connection(stack, stream=stream) as (_, writer),
+    ):
+        await until(lambda: len(stack.frontend.dispatcher.line) == 1)
+        writer.close()
+        await until(lambda: stack.outcomes() == {"client_gone": 1}, NOTICED_S)
+        stack.assert_idle()
+        assert prefill.commands == decode.commands == []
 
 
 @pytest.mark.asyncio

@@ -167,26 +167,29 @@ async def test_what_is_the_clients_fault_is_not_tried_again() -> None:
 async def test_refused_by_one_the_request_goes_to_the_second_at_once() -> None:
     prefill, decode = pair()
     other = FakeWorker(Role.DECODE, "decode-1")
-    answer_with(prefill, decode, IDS)
-    answers = prefill.on_command
-
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            attempt = command.run.attempt
-            target = decode if command.run.decode_address == "decode-0:1" else other
-            if attempt.attempt == 1:
-                target.fail(attempt, ErrorCode.queue_full)
-            else:
-                answer_with(prefill, target, IDS)
-                prefill.on_command(worker, command)
-                prefill.on_command = on_run
-
-    assert answers
-    prefill.on_command = on_run
     async with frontend_with(prefill, decode, other, max_attempts=1) as stack:
-        assert texts(await chat(stack)) == TEXT
-        addresses = [command.run.decode_address for command in prefill.commands if command.HasField("run")]
-        assert sorted(addresses) == ["decode-0:1", "decode-1:1"]
+        request = chat(stack)
+        run = (await prefill.expect("run")).run
+        first, second = (decode, other) if run.decode_address == "decode-0:1" else (other, decode)
+        answer_with(prefill, second, IDS)
+        first.fail(run.attempt, ErrorCode.queue_full)
+        assert texts(await request) == TEXT
+        assert len([command for command in first.commands if command.HasField("reserve")]) == 1
+
+
+@pytest.mark.asyncio
+async def test_refused_by_all_it_waits_for_their_next_pulses() -> None:
+    prefill, decode = pair()
+    async with frontend_with(prefill, decode, max_attempts=1) as stack:
+        request = chat(stack)
+        attempt = (await prefill.expect("run")).run.attempt
+        decode.pulses = False
+        decode.fail(attempt, ErrorCode.queue_full)
+        await until(lambda: len(stack.frontend.dispatcher.line) == 1)
+        answer_with(prefill, decode, IDS)
+        decode.pulses = True
+        assert texts(await request) == TEXT
+        stack.assert_idle()
 
 
 @pytest.mark.asyncio
@@ -195,12 +198,6 @@ async def test_without_workers_a_request_waits_and_goes_when_they_come() -> None
     answer_with(prefill, decode, IDS)
     decode.state = session_pb2.WORKER_STATE_DRAINING
     async with frontend_with(prefill, decode, wait_ready=False) as stack:
-        await until(lambda: prefill.sessions_opened == decode.sessions_opened == 1)
-        await until(
-            lambda: all(
-                worker.candidate() is None for worker in stack.frontend.membership if worker.role is Role.DECODE
-            )
-        )
         request = chat(stack)
         await until(lambda: len(stack.frontend.dispatcher.line) == 1)
         assert not prefill.held

@@ -1,0 +1,22 @@
+"""`python -m services.frontend`: one frontend, until SIGTERM."""
+
+import asyncio
+import sys
+
+from pdserve.config import Settings
+from pdserve.runtime.process import run_process
+from services.frontend.frontend import Frontend
+
+
+async def main(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set."""
+    frontend = await Frontend.load(settings.frontend, settings.session, settings.model)
+    await frontend.start()
+    try:
+        await stop.wait()
+    finally:
+        await frontend.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(run_process("frontend", main))

@@ -1,0 +1,359 @@
+"""The attempts at some of a request's answers: dispatch, tokens, failures and recovery.
+
+The state machine of pdserve.core.attempt_state decides; this carries its effects out. One line of attempts has one state
+machine, and lives until its answers have ended: a new attempt replays prompt + accepted tokens under a new number.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.config import FrontendConfig
+from pdserve.core.attempt_state import (
+    AllEnded,
+    CancelAt,
+    Cancelled,
+    DecodeFailed,
+    DecodeRunning,
+    Decoding,
+    Dispatch,
+    Dispatched,
+    DispatchFailed,
+    Dispatching,
+    Effect,
+    Event,
+    Fail,
+    HandoffDone,
+    PrefillFailed,
+    Prefilling,
+    Recovering,
+    RetryDue,
+    ScheduleRetry,
+    State,
+    advance,
+)
+from pdserve.core.errors import ErrorCode, Fault, PdserveError
+from pdserve.core.events import Stage, StageReport, Token
+from pdserve.core.ids import AttemptKey, Ticket, random_id
+from pdserve.rpc.v1 import session_pb2 as pb
+from pdserve.telemetry.metrics import FrontendMetrics
+from pdserve.wire.attempts import prompt_parts
+from pdserve.wire.convert import ticket_to_proto
+from services.frontend.choices import Choice
+from services.frontend.dispatcher import Dispatchable, Dispatcher
+from services.frontend.groups import Group
+from services.frontend.waiting import Place
+from services.frontend.workers import Worker
+
+_LONGEST_BACKOFF_S = 5.0
+
+
+class AttemptsOwner(Protocol):
+    """Who hears what became of the attempts."""
+
+    def on_progress(self) -> None:
+        """An answer has grown or ended."""
+
+    def on_stage(self, report: StageReport) -> None: ...
+
+    def on_split(self, lines: "Sequence[Attempts]") -> None:
+        """These go on in place of one."""
+
+    def on_failed(self, error: PdserveError) -> None:
+        """No more attempts: the answers cannot be finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsContext:
+    """What all attempts of a frontend share."""
+
+    config: FrontendConfig
+    message_bytes: int
+    dispatcher: Dispatcher
+    metrics: FrontendMetrics
+
+
+class Attempts:
+    """One line of attempts at answers of one group.
+
+    Args:
+        choices: the answers, none of them ended.
+        failures: attempts that have failed before.
+        avoided: names of workers that failed.
+        reason: why the next attempt is made.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        choices: Sequence[Choice],
+        context: AttemptsContext,
+        owner: AttemptsOwner,
+        *,
+        failures: int = 0,
+        avoided: frozenset[str] = frozenset(),
+        reason: str = "first",
+    ) -> None:
+        self.priority = group.priority
+        self.arrival_s = group.arrival_s
+        self.cache_scope = group.cache_scope
+        self.avoided: set[str] = set(avoided)
+        self._group = group
+        self._choices = {choice.sibling: choice for choice in choices}
+        self._context = context
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._state: State[Worker] = Dispatching()
+        self._key = AttemptKey(group.group, 0)
+        self._failures = failures
+        self._place: Place[Dispatchable] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._capacity_until_s = 0.0
+        self._prefill_error: PdserveError | None = None
+        self._cancel_reason: pb.CancelReason.ValueType = pb.CANCEL_REASON_SUPERSEDED
+        self._stopped_by_string = False
+        self._reason = reason
+
+    @property
+    def live(self) -> list[Choice]:
+        return [choice for choice in self._choices.values() if not choice.ended]
+
+    # What the dispatcher asks.
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and the output that is replayed; several answers have none yet."""
+        live = self.live
+        return [*self._group.prompt_ids, *live[0].output_ids] if len(live) == 1 else self._group.prompt_ids
+
+    @property
+    def reserved_tokens(self) -> int | None:
+        live = self.live
+        if self._group.params.max_tokens - len(live[0].output_ids) == 1:
+            return None
+        prompt_tokens = len(self._group.prompt_ids)
+        return prompt_tokens + len(live) * self._group.params.max_tokens
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether there was an attempt before."""
+        return self._reason != "first"
+
+    def start(self) -> None:
+        """Dispatch the first attempt."""
+        self._dispatch()
+
+    def cancel(self, reason: "pb.CancelReason.ValueType") -> None:
+        """No more is wanted of any answer. Legal at any time."""
+        self._cancel_reason = reason
+        self._apply(Cancelled())
+
+    def send_to(self, prefill: Worker, decode: Worker | None) -> None:
+        """Send the attempt to its workers, to both at the same moment."""
+        group = self._group
+        token_ids = self.token_ids
+        key = self._key = AttemptKey(group.group, next(group.attempt_numbers))
+        self._leave_line()
+        self._prefill_error = None
+        attempt = group.describe(key, [choice.sibling for choice in self.live], len(token_ids), self._loop.time())
+        parts = [
+            pb.Command(prompt_part=part)
+            for part in prompt_parts(key.group.counter, key.attempt, token_ids, self._context.message_bytes)
+        ]
+        self._context.metrics.attempt_started(self._reason)
+        self._apply(Dispatched(prefill, decode))
+        reserve = pb.Reserve(attempt=attempt)
+        run = pb.Run(attempt=attempt)
+        blocks = -(-(self.reserved_tokens or len(token_ids) + 1) // prefill.block_size)
+        if decode is not None:
+            ticket = ticket_to_proto(Ticket(prefill.epoch, decode.epoch, key, random_id()))
+            reserve.ticket.CopyFrom(ticket)
+            run.ticket.CopyFrom(ticket)
+            run.decode_address = decode.kv_address
+            decode.carry(key, self, tokens=len(token_ids), blocks=blocks)
+            decode.send([*parts, pb.Command(reserve=reserve)])
+        prefill.carry(key, self, tokens=len(token_ids), blocks=blocks)
+        prefill.send([*parts, pb.Command(reserve=reserve) if prefill.colocated else pb.Command(run=run)])
+
+    # What workers say of the current attempt.
+
+    def take_token(self, worker: Worker, token: Token) -> None:
+        choice = self._choices.get(token.sibling)
+        if choice is None or (choice.ended and token.position >= choice.next_position):
+            self._context.metrics.tokens_overshoot()
+            return
+        state = self._state
+        if isinstance(state, Prefilling) and worker is state.decode:
+            worker.succeeded()
+            self._apply(DecodeRunning())
+        if token.position != choice.next_position:
+            if token.position > choice.next_position:
+                self._give_up(worker, token, choice)
+            return
+        if isinstance(state, Prefilling) and worker is state.prefill:
+            worker.succeeded()
+        # Whatever failed before, the attempts make progress.
+        self._capacity_until_s = 0.0
+        now_s = self._loop.time()
+        metrics = self._context.metrics
+        metrics.tokens_accepted()
+        if choice.last_token_s is not None:
+            metrics.next_token(self._group.model, now_s - choice.last_token_s)
+        choice.last_token_s = now_s
+        if choice.accept(token):
+            self._end(choice, by_rule=token.finish is not None)
+        self._owner.on_progress()
+
+    def take_stage(self, worker: Worker, report: StageReport) -> None:
+        self._owner.on_stage(report)
+        state = self._state
+        if report.stage is not Stage.HANDOFF or not isinstance(state, Prefilling | Decoding):
+            return
+        if worker is state.prefill and state.decode is not None:
+            self._apply(HandoffDone())
+
+    def take_failure(self, worker: Worker, error: PdserveError) -> None:
+        """The worker holds nothing of the attempt any more."""
+        state = self._state
+        if not isinstance(state, Prefilling | Decoding):
+            return
+        worker.drop(self._key)
+        self.avoided.add(worker.name)
+        if worker is state.prefill:
+            self._prefill_error = error
+            self._apply(PrefillFailed(error, self._may_retry(error)))
+            return
+        # Decode was only told to give up what prefill had lost: that is the cause.
+        if error.code is ErrorCode.cancelled and self._prefill_error is not None:
+            error = self._prefill_error
+        self._apply(DecodeFailed(error, self._may_retry(error)))
+
+    # Own decisions.
+
+    def _end(self, choice: Choice, *, by_rule: bool) -> None:
+        if not by_rule:
+            self._stopped_by_string = True
+        if self.live:
+            state = self._state
+            if by_rule or not isinstance(state, Prefilling | Decoding):
+                return
+            writer = state.decode or state.prefill
+            if writer is not None:
+                writer.cancel(self._key, pb.CANCEL_REASON_STOP_STRING, siblings=[choice.sibling])
+        elif self._stopped_by_string:
+            self.cancel(pb.CANCEL_REASON_STOP_STRING)
+        else:
+            self._cancel_reason = pb.CANCEL_REASON_FINISHED
+            self._apply(AllEnded())
+
+    def _give_up(self, worker: Worker, token: Token, choice: Choice) -> None:
+        """A position is missing: what follows cannot be right."""
+        worker.cancel(self._key, pb.CANCEL_REASON_SUPERSEDED)
+        missing = f"position {token.position} came before {choice.next_position}"
+        error = PdserveError(ErrorCode.protocol_violation, f"worker {worker.name} skipped tokens: {missing}")
+        worker.on_failed(self._key, error)
+
+    def _may_retry(self, error: PdserveError) -> bool:
+        if not error.spec.retryable:
+            return False
+        now_s = self._loop.time()
+        if error.spec.fault is Fault.CAPACITY:
+            # Being refused is no failure; it is bounded by time.
+            self._capacity_until_s = self._capacity_until_s or now_s + self._context.config.wait_s
+            return now_s < self._capacity_until_s
+        return self._failures + 1 < self._context.config.max_attempts
+
+    def _apply(self, event: Event[Worker]) -> None:
+        before = self._state
+        self._state, effects = advance(before, event)
+        # Whatever was waited for, this is what came.
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held = list(_holders(self._state))
+        for worker in _holders(before):
+            if worker not in held:
+                worker.drop(self._key)
+        for effect in effects:
+            self._carry_out(effect)
+        if not isinstance(self._state, Dispatching):
+            self._leave_line()
+
+    def _carry_out(self, effect: Effect[Worker]) -> None:
+        match effect:
+            case CancelAt(worker, unless_running):
+                worker.cancel(self._key, self._cancel_reason, unless_running=unless_running)
+            case ScheduleRetry(error):
+                self._schedule_retry(error)
+            case Dispatch():
+                self._dispatch()
+            case Fail(error):
+                self._owner.on_failed(error)
+
+    def _schedule_retry(self, error: PdserveError) -> None:
+        config = self._context.config
+        self._reason = error.code.value
+        backoff_s = 0.0
+        if error.spec.fault is not Fault.CAPACITY:
+            backoff_s = min(config.retry_backoff_s * 2**self._failures, _LONGEST_BACKOFF_S)
+            self._failures += 1
+        live = self.live
+        if len(live) > 1 and any(choice.output_ids for choice in live):
+            self._split(live, backoff_s)
+            return
+        self._timer = self._loop.call_later(backoff_s, self._apply, RetryDue())
+
+    def _split(self, live: Sequence[Choice], backoff_s: float) -> None:
+        """Answers that have begun differ: each is replayed by itself."""
+        lines = [
+            Attempts(
+                self._group,
+                [choice],
+                self._context,
+                self._owner,
+                failures=self._failures,
+                avoided=frozenset(self.avoided),
+                reason=self._reason,
+            )
+            for choice in live
+        ]
+        for line in lines:
+            line._state = Recovering()
+            line._timer = self._loop.call_later(backoff_s, line._apply, RetryDue())
+        self._apply(Cancelled())
+        self._owner.on_split(lines)
+
+    def _dispatch(self) -> None:
+        try:
+            place = self._context.dispatcher.submit(self)
+        except PdserveError as error:
+            self._apply(DispatchFailed(error, may_retry=False))
+            return
+        if place is None:
+            return
+        self._place = place
+        now_s = self._loop.time()
+        self._capacity_until_s = self._capacity_until_s or now_s + self._context.config.wait_s
+        self._timer = self._loop.call_later(max(self._capacity_until_s - now_s, 0), self._refuse)
+
+    def _refuse(self) -> None:
+        """Waited for a worker in vain."""
+        error = PdserveError(
+            ErrorCode.no_capacity,
+            f"no worker could take the request within {self._context.config.wait_s:g} s",
+            retry_after_s=self._context.dispatcher.line.retry_after_s,
+        )
+        self._apply(DispatchFailed(error, may_retry=False))
+
+    def _leave_line(self) -> None:
+        if self._place is not None:
+            self._context.dispatcher.line.leave(self._place)
+            self._place = None
+
+
+def _holders(state: State[Worker]) -> Iterator[Worker]:
+    if isinstance(state, Prefilling | Decoding):
+        for worker in (state.prefill, state.decode):
+            if worker is not None:
+                yield worker

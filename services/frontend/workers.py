@@ -1,0 +1,263 @@
+"""A worker as this frontend knows it: its session, its last pulse, what it was given since, and what it carries."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from pdserve.config import SessionConfig
+from pdserve.core.errors import ErrorCode, Fault, IllegalTransition, PdserveError
+from pdserve.core.events import EngineLoad, Role, StageReport, Token
+from pdserve.core.ids import AttemptKey
+from pdserve.rpc.v1 import session_pb2 as pb
+from pdserve.telemetry.metrics import FrontendMetrics
+from pdserve.wire.convert import role_from_proto
+from pdserve.wire.session_client import WorkerSession
+from services.frontend.health import WorkerHealth
+from services.frontend.router import Candidate, Dispatched
+
+# A ready worker has made a step, if an empty one, within this time.
+_FRESH_STEP_S = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Carried(Protocol):
+    """What a worker carries: an attempt, which hears what happens to it there."""
+
+    def take_token(self, worker: "Worker", token: Token) -> None: ...
+
+    def take_stage(self, worker: "Worker", report: StageReport) -> None: ...
+
+    def take_failure(self, worker: "Worker", error: PdserveError) -> None: ...
+
+
+class Availability(Enum):
+    """Whether a worker may get new work."""
+
+    READY = auto()
+    ABSENT = auto()
+    DRAINING = auto()
+    STUCK = auto()
+
+
+class WorkersListener(Protocol):
+    """Hears that routing may have changed."""
+
+    def on_workers_changed(self) -> None: ...
+
+
+class Worker:
+    """One worker, through all lives at its address.
+
+    Args:
+        address: host:port of its session service.
+        instance: this frontend's random number.
+        role: what it is taken for; None takes it as it is.
+        model: workers of another model get no work.
+        listener: hears of every change that routing depends on.
+    Attributes:
+        colocated: a decode worker that reads prompts itself, and needs no prefill worker.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        instance: int,
+        role: Role | None,
+        model: str,
+        config: SessionConfig,
+        listener: WorkersListener,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self.address = address
+        self.role = role
+        self.name = address
+        self.epoch = 0
+        self.kv_address = ""
+        self.block_size = 1
+        self.colocated = False
+        self.carried: dict[AttemptKey, Carried] = {}
+        self.health = WorkerHealth()
+        self._model = model
+        self._listener = listener
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._session = WorkerSession(address, instance, role, config, self)
+        self._load = EngineLoad()
+        self._since = Dispatched()
+        self._availability = Availability.ABSENT
+        self._serves_model = False
+        # It has refused work since its last pulse.
+        self._refuses = False
+        self._told: str | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        self._session.start()
+
+    async def close(self) -> None:
+        """End the session, and forget the worker."""
+        self._closing = True
+        await self._session.close()
+        if self.role is not None:
+            self._metrics.worker_gone(self.role, self.name)
+
+    @property
+    def ready(self) -> bool:
+        """READY by its own word, heard of lately, with a fresh step."""
+        return self._takes_work and self._load.step_age_s < _FRESH_STEP_S
+
+    @property
+    def _takes_work(self) -> bool:
+        session = self._session
+        return (
+            self._serves_model and self._availability is Availability.READY and session.connected and not session.quiet
+        )
+
+    def candidate(self) -> Candidate | None:
+        """What routing sees; None when the worker should get no new work."""
+        if not self._takes_work or self._refuses or not self.health.allows(self._loop.time()):
+            return None
+        return Candidate(self.name, self._load, self._since)
+
+    def carry(self, key: AttemptKey, attempt: Carried, tokens: int, blocks: int) -> None:
+        """The attempt is held here from now on."""
+        self.carried[key] = attempt
+        since = self._since
+        self._since = Dispatched(since.sequences + 1, since.tokens + tokens, since.blocks + blocks)
+        self.health.dispatched()
+
+    def drop(self, key: AttemptKey) -> None:
+        """Whatever the worker still says of the attempt is of no interest."""
+        if self.carried.pop(key, None) is not None:
+            self.health.released()
+
+    def send(self, commands: Iterable[pb.Command]) -> None:
+        """Raises PdserveError(worker_lost) when there is no connection."""
+        self._session.send(commands)
+
+    def cancel(
+        self,
+        key: AttemptKey,
+        reason: "pb.CancelReason.ValueType",
+        *,
+        siblings: Sequence[int] = (),
+        unless_running: bool = False,
+    ) -> None:
+        """A worker that is gone holds nothing to cancel."""
+        if not self._session.connected:
+            return
+        cancel = pb.Cancel(
+            group=key.group.counter,
+            attempt=key.attempt,
+            siblings=siblings,
+            reason=reason,
+            unless_running=unless_running,
+        )
+        self._session.send([pb.Command(cancel=cancel)])
+
+    # What its session brings.
+
+    def on_welcome(self, welcome: pb.Welcome) -> None:
+        self._told = None
+        self.role = role_from_proto(welcome.role)
+        self.name = welcome.worker_id or self.address
+        self.epoch = welcome.epoch
+        self.kv_address = welcome.kv_address
+        self.colocated = welcome.colocated
+        self.block_size = max(1, welcome.geometry.block_size)
+        self._load = EngineLoad(free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks)
+        self._since = Dispatched()
+        self._refuses = False
+        self._availability = Availability.DRAINING if welcome.draining else Availability.READY
+        self._serves_model = welcome.model == self._model
+        if self._serves_model:
+            _logger.info("worker %s (%s) joined at %s", self.name, self.role, self.address)
+        else:
+            _logger.error("worker %s serves %r, not %r: it gets no work", self.name, welcome.model, self._model)
+        self._changed()
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        carried = self.carried
+        for token in tokens:
+            attempt = carried.get(token.key)
+            if attempt is None:
+                self._metrics.tokens_overshoot()
+                continue
+            try:
+                attempt.take_token(self, token)
+            except Exception as error:  # noqa: BLE001 - one request's defect must not take the others' session along
+                self._give_up(token.key, error)
+
+    def on_stages(self, stages: Sequence[StageReport]) -> None:
+        for report in stages:
+            self._metrics.stage_took(report)
+            attempt = self.carried.get(report.key)
+            if attempt is not None:
+                attempt.take_stage(self, report)
+
+    def on_failed(self, key: AttemptKey, error: PdserveError) -> None:
+        attempt = self.carried.get(key)
+        if attempt is None:
+            return
+        match error.spec.fault:
+            case Fault.CAPACITY:
+                self._refuses = True
+            case Fault.WORKER:
+                self.health.failed(self._loop.time())
+        attempt.take_failure(self, error)
+
+    def on_pulse(self, load: EngineLoad, state: "pb.WorkerState.ValueType") -> None:
+        self._load = load
+        self._since = Dispatched()
+        self._refuses = False
+        self._availability = _AVAILABILITY.get(state, Availability.ABSENT)
+        self._changed()
+
+    def on_go_away(self, deadline_s: float) -> None:
+        _logger.info("worker %s drains, within %.1f s", self.name, deadline_s)
+        self._availability = Availability.DRAINING
+
+    def on_lost(self, error: PdserveError) -> None:
+        if error.message != self._told and not self._closing:
+            # Told once, not at each try.
+            _logger.warning("worker %s: %s", self.name, error.message)
+            self._told = error.message
+        self._availability = Availability.ABSENT
+        # A worker that ends by itself in order is as good as lost to what it carried.
+        cause = error if error.spec.retryable else PdserveError(ErrorCode.worker_lost, error.message)
+        lost, self.carried = self.carried, {}
+        for key, attempt in lost.items():
+            try:
+                attempt.take_failure(self, cause)
+            except IllegalTransition:
+                _logger.exception("attempt %s cannot lose worker %s", key, self.name)
+        self._changed()
+
+    def succeeded(self) -> None:
+        """An attempt brought its first token here."""
+        self.health.succeeded()
+
+    def _give_up(self, key: AttemptKey, cause: Exception) -> None:
+        """What the worker said of an attempt cannot be, or cannot be handled here."""
+        _logger.error("attempt %s on worker %s", key, self.name, exc_info=cause)
+        self.cancel(key, pb.CANCEL_REASON_SUPERSEDED)
+        if isinstance(cause, IllegalTransition):
+            error = PdserveError(ErrorCode.protocol_violation, f"worker {self.name} broke the protocol: {cause}")
+        else:
+            error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
+        self.on_failed(key, error)
+
+    def _changed(self) -> None:
+        if self.role is not None:
+            self._metrics.worker_seen(self.role, self.name, up=self._takes_work)
+        self._listener.on_workers_changed()
+
+
+_AVAILABILITY = {
+    pb.WORKER_STATE_READY: Availability.READY,
+    pb.WORKER_STATE_DRAINING: Availability.DRAINING,
+    pb.WORKER_STATE_STUCK: Availability.STUCK,
+}

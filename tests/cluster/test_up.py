@@ -1,0 +1,178 @@
+"""`pdserve up` as it is typed: one command from nothing to an answer, and nothing left behind it."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pdserve.cli.machine import find_free_port
+from tests.cluster.conftest import DEADLINE_S, ROOT, is_alive, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+START_S = 90.0
+
+
+def pdserve(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pdserve.cli.main", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False)
+
+
+class Up:
+    """A running `pdserve up --engine scripted` with fast timers."""
+
+    def __init__(self, log_path: Path, *words: str) -> None:
+        self.port, self.controller = find_free_port(), f"127.0.0.1:{find_free_port()}"
+        self.log_path = log_path
+        settings = [f"cluster.port={self.controller.rpartition(':')[2]}", "cluster.watch_s=0.2", "engine.num_blocks=64"]
+        command = [sys.executable, "-m", "pdserve.cli.main", "up", "--engine", "scripted", "--port", str(self.port)]
+        command += [*words, *(word for setting in settings for word in ("--set", setting))]
+        with log_path.open("wb") as log:
+            self.popen = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def output(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(next(line.removeprefix("logs: ") for line in self.output.splitlines() if line.startswith("logs: ")))
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: f"ready {self.url}" in self.output or self.popen.poll() is not None, "ready", START_S)
+        assert f"ready {self.url}" in self.output, self.output
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.popen.pid).children(recursive=True)
+
+    def pid_of(self, module: str) -> int:
+        return next(p.pid for p in psutil.Process(self.popen.pid).children() if module in " ".join(p.cmdline()))
+
+    def epochs(self) -> dict[str, str]:
+        done = pdserve("status", "--json", "--controller", self.controller)
+        if done.returncode != 0:
+            return {}
+        status: dict[str, Any] = json.loads(done.stdout)
+        return {w["worker_id"]: w["epoch"] for w in status["workers"] if w["state"] == "ready"}
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    return tmp_path / "up.log"
+
+
+@pytest.fixture
+def up(log_path: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
+    started = Up(log_path, *getattr(request, "param", ()))
+    yield started
+    if started.popen.poll() is None:
+        started.popen.terminate()
+        started.popen.wait(DEADLINE_S)
+    # It stays when it was killed.
+    shutil.rmtree(started.run_dir, ignore_errors=True)
+
+
+@pytest.mark.parametrize("up", [("--no-demo",)], indirect=True)
+def test_what_ends_by_itself_is_started_again_and_ctrl_c_leaves_nothing(up: Up) -> None:
+    up.wait_ready()
+    first = up.epochs()
+    assert set(first) == {"prefill-0", "decode-0"}
+
+    whole = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url)
+    streamed = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url, "--stream")
+    assert whole.returncode == streamed.returncode == 0, whole.stderr + streamed.stderr
+    assert whole.stdout.strip()
+
+    os.kill(up.pid_of("services.controller"), signal.SIGKILL)
+    wait_until(lambda: "controller has ended and is started again" in up.output, "the controller's end is told")
+    wait_until(lambda: up.epochs() == first, "a new controller has adopted the workers")
+
+    os.kill(up.pid_of("pdserve.cluster.head"), signal.SIGKILL)
+    wait_until(lambda: set(up.epochs()) == set(first) and up.epochs() != first, "a new Ray has new workers", START_S)
+    wait_until(
+        lambda: pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url).returncode == 0,
+        "requests work again",
+    )
+
+    family, run_dir = up.family(), up.run_dir
+    up.popen.send_signal(signal.SIGINT)
+    assert up.popen.wait(DEADLINE_S) == 0
+    assert [p for p in family if is_alive(p.pid)] == []
+    assert not run_dir.exists()
+
+
+def test_it_shows_an_answer_before_it_says_ready(up: Up) -> None:
+    up.wait_ready()
+    question, answer = up.output.split("> What is the capital of France?\n")
+    assert "prefill-0 is ready" in question
+    assert answer.splitlines()[0]
+    assert "first token after" in answer
+    assert f"curl -N {up.url}/v1/chat/completions" in answer
+    assert answer.endswith(f"ready {up.url}\n")
+
+
+def test_a_signal_while_it_starts_leaves_nothing(log_path: Path) -> None:
+    up = Up(log_path)
+    wait_until(lambda: "Ray runs at" in up.output, "Ray runs")
+    family = up.family()
+    up.popen.send_signal(signal.SIGTERM)
+    assert up.popen.wait(DEADLINE_S) == 0
+    assert [p for p in family if is_alive(p.pid)] == []
+
+
+def test_if_it_is_killed_its_processes_end(up: Up) -> None:
+    up.wait_ready()
+    family = up.family()
+    up.popen.kill()
+    wait_until(lambda: not any(is_alive(p.pid) for p in family), "all of them have ended")
+
+
+def test_a_worker_that_fails_at_the_start_ends_it_with_the_reason(log_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        up = Up(log_path, "--set", f"worker.session_port={port}")
+        assert up.popen.wait(START_S) == 1
+    assert up.output.splitlines()[-1].startswith("pdserve: ")
+    assert f"port {port} on 127.0.0.1 is taken" in up.output.splitlines()[-1]
+    assert "Traceback" not in up.output
+    assert (up.run_dir / "controller.log").exists()
+    shutil.rmtree(up.run_dir)
+
+
+def test_a_busy_port_is_one_line_that_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = pdserve("up", "--engine", "scripted", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"pdserve: cannot listen on 127.0.0.1:{port} (Address already in use): "
+        "stop what listens there, or choose another port with --port\n"
+    )
+
+
+def test_a_missing_model_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    done = pdserve("up", "--port", str(find_free_port()), "--model", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("pdserve: model folder ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_controller_that_is_not_there_is_one_line_that_says_what_to_do() -> None:
+    done = pdserve("status", "--controller", f"127.0.0.1:{find_free_port()}")
+    assert done.returncode == 1
+    assert "is `pdserve up` running?" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,55 @@
+"""What `pdserve up` makes sure of, and the one line that each failure is."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pdserve.cli.checks import check_memory, check_model, check_port, worker_bytes
+from pdserve.config import Settings, load_settings
+from pdserve.core.errors import StartupError
+
+GIB = 1 << 30
+
+
+def settings_of(**slices: dict[str, object]) -> Settings:
+    return load_settings(environ={}, overrides=slices)
+
+
+def test_a_free_port_passes(unused_tcp_port: int) -> None:
+    check_port("127.0.0.1", unused_tcp_port, "--port")
+
+
+def test_a_busy_port_names_the_option_that_chooses_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"127.0.0.1:{port} \(Address already in use\): .*--port"):
+            check_port("127.0.0.1", port, "--port")
+
+
+def test_a_host_that_is_not_here_says_so(unused_tcp_port: int) -> None:
+    with pytest.raises(StartupError, match="Cannot assign requested address"):
+        check_port("192.0.2.77", unused_tcp_port, "--port")
+
+
+def test_workers_that_fit_pass_and_others_are_refused_with_both_numbers() -> None:
+    settings = settings_of(cluster={"prefill": 2, "decode": 2}, engine={"kv_memory_bytes": GIB})
+    needed = 4 * worker_bytes(settings)
+    check_memory(settings, needed + GIB)
+    with pytest.raises(StartupError, match=r"4 workers need about \d+\.\d GiB and 4\.0 GiB are free: use fewer"):
+        check_memory(settings, 4 * GIB)
+
+
+def test_a_scripted_worker_needs_no_weights() -> None:
+    scripted = settings_of(engine={"kind": "scripted", "kv_memory_bytes": 1 << 20})
+    assert worker_bytes(scripted) < worker_bytes(settings_of(engine={"kv_memory_bytes": 1 << 20}))
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="does not exist"):
+        check_model(str(tmp_path / "none"))
+
+
+def test_the_default_model_may_still_have_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path))
+    check_model("")

@@ -1,0 +1,74 @@
+"""What can be typed, and what it means."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from pdserve.cli import main as entry
+from pdserve.cli.commands import make_parser, run_command
+from pdserve.cli.up import overrides_of, settings_arguments, sharing_notes
+from pdserve.config import load_settings
+
+
+def parsed(*words: str) -> Any:
+    return make_parser().parse_args(words)
+
+
+def test_an_old_python_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+    assert entry.main() == 1
+    error = capsys.readouterr().err
+    assert error.startswith("pdserve: needs Python 3.11 or newer, and this is 3.9.2")
+    assert len(error.splitlines()) == 1
+
+
+def test_options_of_up_are_settings() -> None:
+    arguments = parsed(
+        "up", "--port", "9000", "--prefill", "2", "--decode", "3", "--engine", "scripted", "--model", "/m/tiny"
+    )
+    assert overrides_of(arguments) == {
+        "frontend": {"port": 9000},
+        "cluster": {"prefill": 2, "decode": 3},
+        "engine": {"kind": "scripted"},
+        "model": {"path": "/m/tiny", "name": "tiny"},
+    }
+    assert overrides_of(parsed("up")) == {}
+
+
+def test_colocated_needs_no_prefill_workers_unless_told() -> None:
+    assert overrides_of(parsed("up", "--colocated"))["cluster"] == {"prefill": 0}
+    assert overrides_of(parsed("up", "--colocated", "--prefill", "1"))["cluster"] == {"prefill": 1}
+
+
+def test_its_processes_get_the_same_settings() -> None:
+    arguments = parsed("up", "--decode", "2", "--set", "log.level=DEBUG", "--colocated")
+    assert settings_arguments(arguments) == [
+        *("--set", "log.level=DEBUG"),
+        *("--set", "cluster.prefill=0"),
+        *("--set", "cluster.decode=2"),
+        *("--set", "worker.colocated=True"),
+    ]
+
+
+@pytest.mark.parametrize("words", [["scale", "decode", "-1"], ["drain", "decode-0", "--deadline", "0"]])
+def test_a_value_that_cannot_be_is_refused_before_anybody_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(words) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bad_settings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["up", "--set", "cluster.prefill=many"]) == 1
+    assert capsys.readouterr().err.startswith("pdserve: bad settings: cluster.prefill")
+
+
+def test_more_workers_than_cores_is_said() -> None:
+    settings = load_settings(environ={}, overrides={"cluster": {"prefill": 2, "decode": 2}})
+    assert sharing_notes(settings, cores=4) == []
+    assert sharing_notes(settings, cores=2) == [
+        "4 workers share 2 cores: each engine has a core, some of them the same one"
+    ]
