@@ -1,0 +1,65 @@
+"""What `pdserve up` makes sure of before it starts anything. Each failure is one line that says what to do."""
+
+import os
+import socket
+
+import psutil
+
+from pdserve.config import Settings
+from pdserve.core.errors import StartupError
+from pdserve.model_folder import DEFAULT_MODEL, check_folder, model_path
+
+# A process with torch, and one without; what Ray's own processes take.
+_TORCH_BYTES = 600 << 20
+_PLAIN_BYTES = 150 << 20
+_RAY_BYTES = 500 << 20
+# The default model, before its folder has been made.
+_DEFAULT_WEIGHTS_BYTES = 280 << 20
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raises StartupError if nobody can listen there. `option` is how to choose another port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        problem = f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)})"
+        raise StartupError(f"{problem}: stop what listens there, or choose another port with {option}") from None
+
+
+def check_model(path: str) -> None:
+    """Raises StartupError if the model's folder is not whole. The default model may still have to be made."""
+    folder = model_path(path or DEFAULT_MODEL)
+    if path or folder.is_dir():
+        check_folder(folder)
+
+
+def check_memory(settings: Settings, available_bytes: int | None = None) -> None:
+    """Raises StartupError if the workers would not fit into this machine's memory.
+
+    Args:
+        available_bytes: what can be had without swapping; None asks the system.
+    """
+    available = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    workers = settings.cluster.prefill + settings.cluster.decode
+    needed = _RAY_BYTES + workers * worker_bytes(settings)
+    if needed > available:
+        raise StartupError(
+            f"too little memory: {workers} workers need about {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are "
+            "free: use fewer workers, or smaller caches with --set engine.kv_memory_bytes=…"
+        )
+
+
+def worker_bytes(settings: Settings) -> int:
+    """About what one worker takes: its process, its weights, its cache."""
+    engine = settings.engine
+    if engine.kind == "scripted":
+        return _PLAIN_BYTES + engine.kv_memory_bytes
+    if engine.device == "cuda":
+        return _TORCH_BYTES + _weights_bytes(settings.model.path)
+    return _TORCH_BYTES + _weights_bytes(settings.model.path) + engine.kv_memory_bytes
+
+
+def _weights_bytes(path: str) -> int:
+    folder = model_path(path or DEFAULT_MODEL)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or _DEFAULT_WEIGHTS_BYTES

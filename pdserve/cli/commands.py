@@ -1,0 +1,87 @@
+"""What can be typed after `pdserve`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+from pdserve.cli.generate import run_generate
+from pdserve.cli.operations import run_drain, run_scale, run_status, run_undrain
+from pdserve.cli.up import run_up
+from pdserve.core.errors import PdserveError, StartupError
+from pdserve.core.events import Role
+from pdserve.runtime.process import add_settings_arguments
+
+Command: TypeAlias = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pdserve", description="Serves large language models with prefill and decode on separate workers."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    up = _add(commands, "up", run_up, "start a cluster on this machine, and stop it on Ctrl-C")
+    up.add_argument("--port", type=int, help="of the HTTP API (8000)")
+    up.add_argument("--prefill", type=int, metavar="N", help="prefill workers (1)")
+    up.add_argument("--decode", type=int, metavar="N", help="decode workers (1)")
+    up.add_argument("--engine", choices=["torch", "scripted"], help="scripted: everything real but the tokens")
+    up.add_argument(
+        "--colocated", action="store_true", help="decode workers also prefill: the control for measurements"
+    )
+    up.add_argument("--model", metavar="FOLDER", help="with config.json, tokenizer.json and safetensors")
+    up.add_argument("--address", metavar="HOST:PORT", help="join this Ray cluster instead of starting one")
+    up.add_argument("--no-demo", action="store_true", help="do not ask a first question")
+    add_settings_arguments(up)
+
+    status = _add(commands, "status", run_status, "list the workers")
+    status.add_argument("--json", action="store_true", help="for scripts")
+
+    drain = _add(commands, "drain", run_drain, "let a worker take no new work")
+    drain.add_argument("worker", metavar="WORKER", help="as `pdserve status` names it")
+    drain.add_argument("--deadline", type=float, metavar="SECONDS", help="then move what it still holds (30)")
+
+    undrain = _add(commands, "undrain", run_undrain, "let a worker take work again")
+    undrain.add_argument("worker", metavar="WORKER")
+
+    scale = _add(commands, "scale", run_scale, "set how many workers of a role run")
+    scale.add_argument("role", choices=[str(role) for role in Role])
+    scale.add_argument("count", type=int, metavar="N")
+
+    for command in (status, drain, undrain, scale):
+        command.add_argument("--controller", default="127.0.0.1:8100", metavar="HOST:PORT", help="(127.0.0.1:8100)")
+
+    generate = _add(commands, "generate", run_generate, "ask one question")
+    generate.add_argument("prompt")
+    generate.add_argument("--stream", action="store_true", help="print the answer as it comes")
+    generate.add_argument("--url", default="http://127.0.0.1:8000", help="(http://127.0.0.1:8000)")
+    generate.add_argument("--model", default="", help="(the first that the server names)")
+    generate.add_argument("--max-tokens", type=int, metavar="N", help="(the rest of the context)")
+    generate.add_argument("--temperature", type=float, metavar="T", help="(1.0)")
+    return parser
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Returns: the exit status."""
+    arguments = make_parser().parse_args(argv)
+    command: Command = arguments.command
+    # Failures are told in one line, below, and a start is told by its progress: no log comes between.
+    logging.getLogger("pdserve").addHandler(logging.NullHandler())
+    try:
+        return asyncio.run(command(arguments))
+    except StartupError as error:
+        message = str(error)
+    except PdserveError as error:
+        message = error.message
+    except KeyboardInterrupt:
+        return 130
+    sys.stderr.write(f"pdserve: {message}\n")
+    return 1
+
+
+def _add(commands: Any, name: str, command: Command, purpose: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=purpose)
+    parser.set_defaults(command=command)
+    return parser

