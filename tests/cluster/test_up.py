@@ -1,72 +1,19 @@
 """`pdserve up` as it is typed: one command from nothing to an answer, and nothing left behind it."""
 
-import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from pdserve.cli.machine import find_free_port
-from tests.cluster.conftest import DEADLINE_S, ROOT, is_alive, wait_until
+from tests.cluster.conftest import DEADLINE_S, is_alive, wait_until
+from tests.cluster.up import START_S, Up, pdserve, running_up
 
 pytestmark = pytest.mark.timeout(180)
-
-START_S = 90.0
-
-
-def pdserve(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pdserve.cli.main", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False)
-
-
-class Up:
-    """A running `pdserve up --engine scripted` with fast timers."""
-
-    def __init__(self, log_path: Path, *words: str) -> None:
-        self.port, self.controller = find_free_port(), f"127.0.0.1:{find_free_port()}"
-        self.log_path = log_path
-        settings = [f"cluster.port={self.controller.rpartition(':')[2]}", "cluster.watch_s=0.2", "engine.num_blocks=64"]
-        command = [sys.executable, "-m", "pdserve.cli.main", "up", "--engine", "scripted", "--port", str(self.port)]
-        command += [*words, *(word for setting in settings for word in ("--set", setting))]
-        with log_path.open("wb") as log:
-            self.popen = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def output(self) -> str:
-        return self.log_path.read_text()
-
-    @property
-    def run_dir(self) -> Path:
-        return Path(next(line.removeprefix("logs: ") for line in self.output.splitlines() if line.startswith("logs: ")))
-
-    def wait_ready(self) -> None:
-        wait_until(lambda: f"ready {self.url}" in self.output or self.popen.poll() is not None, "ready", START_S)
-        assert f"ready {self.url}" in self.output, self.output
-
-    def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.popen.pid).children(recursive=True)
-
-    def pid_of(self, module: str) -> int:
-        return next(p.pid for p in psutil.Process(self.popen.pid).children() if module in " ".join(p.cmdline()))
-
-    def epochs(self) -> dict[str, str]:
-        done = pdserve("status", "--json", "--controller", self.controller)
-        if done.returncode != 0:
-            return {}
-        status: dict[str, Any] = json.loads(done.stdout)
-        return {w["worker_id"]: w["epoch"] for w in status["workers"] if w["state"] == "ready"}
 
 
 @pytest.fixture
@@ -76,13 +23,8 @@ def log_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(log_path: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
-    started = Up(log_path, *getattr(request, "param", ()))
-    yield started
-    if started.popen.poll() is None:
-        started.popen.terminate()
-        started.popen.wait(DEADLINE_S)
-    # It stays when it was killed.
-    shutil.rmtree(started.run_dir, ignore_errors=True)
+    with running_up(log_path, *getattr(request, "param", ())) as started:
+        yield started
 
 
 @pytest.mark.parametrize("up", [("--no-demo",)], indirect=True)
