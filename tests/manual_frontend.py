@@ -139,13 +139,18 @@ class ManualFrontend:
         return Ticket(key=key, **({"nonce": random_id()} | fields | changes))
 
     def attempt(self, key: AttemptKey, prompt: Sequence[int], params: SamplingParams, **fields: Any) -> Attempt:
-        defaults = {"siblings": (0,), "prompt_tokens": len(prompt), "seed": 7}
+        defaults: dict[str, Any] = {"siblings": (0,), "prompt_tokens": len(prompt), "seed": 7}
         if "model" not in fields:
             defaults["model"] = self.decode.welcome.model
         return Attempt(key=key, total_tokens=len(prompt), params=params, **(defaults | fields))
 
     def reserve(
-        self, attempt: Attempt, prompt: Sequence[int], ticket: Ticket | None, replaces: int = 0, decode: Link | None = None
+        self,
+        attempt: Attempt,
+        prompt: Sequence[int],
+        ticket: Ticket | None,
+        replaces: int = 0,
+        decode: Link | None = None,
     ) -> None:
         decode = self._decode_of[attempt.key] = decode or self.decode
         command = pb.Command(

@@ -1,4 +1,4 @@
-"""Workers as processes of their own, as `python -m services.prefill` and `python -m services.decode` start them."""
+"""Services as processes of their own, as `python -m services.prefill` and its like start them, workers above all."""
 
 import asyncio
 import json
@@ -24,10 +24,11 @@ ROOT = Path(__file__).parents[1]
 # Importing torch and loading a model, while others do the same on the same cores.
 START_S = 90.0
 _LOG_LINES = 8
+_STARTED = "worker started"
 
 
-class WorkerProcess:
-    """One worker; it has begun to start when this returns.
+class ServiceProcess:
+    """One process of a service; it has begun to start when this returns.
 
     Args:
         settings: nested like the TOML file.
@@ -36,11 +37,11 @@ class WorkerProcess:
         pid: of the process.
     """
 
-    def __init__(self, role: Role, log_path: Path, settings: Mapping[str, Any]) -> None:
-        self.role = role
+    def __init__(self, service: str, log_path: Path, settings: Mapping[str, Any]) -> None:
+        self.service = service
         self.settings = settings
         self._log_path = log_path
-        words = [sys.executable, "-m", f"services.{role}"]
+        words = [sys.executable, "-m", f"services.{service}"]
         for path, value in _flat(settings):
             words += ["--set", f"{path}={value}"]
         with log_path.open("wb") as log_file:
@@ -56,13 +57,58 @@ class WorkerProcess:
     @property
     def last_lines(self) -> str:
         """The end of its log, for messages of failed tests."""
-        return f"the {self.role} worker's last words:\n" + "\n".join(self.log.splitlines()[-_LOG_LINES:])
+        return f"the {self.service} process's last words:\n" + "\n".join(self.log.splitlines()[-_LOG_LINES:])
+
+    @property
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def assert_alive(self) -> None:
+        assert self.is_alive, f"it ended with {self._popen.poll()}; {self.last_lines}"
+
+    async def logged(self, message: str) -> dict[str, Any]:
+        """The first line of its log whose message begins so."""
+        until_s = time.monotonic() + START_S
+        while True:
+            for line in self.log.splitlines(keepends=True):
+                # The last line may be half written.
+                if line.startswith("{") and line.endswith("\n"):
+                    entry: dict[str, Any] = json.loads(line)
+                    if entry["message"].startswith(message):
+                        return entry
+            self.assert_alive()
+            assert time.monotonic() < until_s, f"not started within {START_S} s; {self.last_lines}"
+            await asyncio.sleep(0.02)
+
+    def kill(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    async def wait_exit(self, deadline_s: float = 20.0) -> int:
+        """Its exit status; below zero, the signal that ended it."""
+        until_s = time.monotonic() + deadline_s
+        while (status := self._popen.poll()) is None:
+            assert time.monotonic() < until_s, f"still running after {deadline_s} s; {self.last_lines}"
+            await asyncio.sleep(0.01)
+        return status
+
+    def stop(self) -> None:
+        """End it now, whatever state it is in."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+class WorkerProcess(ServiceProcess):
+    """One worker."""
+
+    def __init__(self, role: Role, log_path: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(str(role), log_path, settings)
+        self.role = role
 
     async def session_address(self) -> str:
-        return str((await self._started())["address"])
+        return _here((await self.logged(_STARTED))["address"])
 
     async def admin_address(self) -> str:
-        return str((await self._started())["admin"])
+        return _here((await self.logged(_STARTED))["admin"])
 
     async def status(self) -> WorkerStatus:
         """
@@ -91,7 +137,7 @@ class WorkerProcess:
             with suppress(PdserveError):
                 if (status := await self.status()).pulse.state == WORKER_STATE_READY:
                     return status
-            assert self._popen.poll() is None, f"it ended with {self._popen.poll()}; {self.last_lines}"
+            self.assert_alive()
             assert time.monotonic() < until_s, f"not ready within {START_S} s; {self.last_lines}"
             await asyncio.sleep(0.05)
 
@@ -102,36 +148,6 @@ class WorkerProcess:
             assert time.monotonic() < until_s, f"it still holds {status}; {self.last_lines}"
             await asyncio.sleep(0.02)
         return status
-
-    def kill(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
-
-    async def wait_exit(self, deadline_s: float = 20.0) -> int:
-        """Its exit status; below zero, the signal that ended it."""
-        until_s = time.monotonic() + deadline_s
-        while (status := self._popen.poll()) is None:
-            assert time.monotonic() < until_s, f"still running after {deadline_s} s; {self.last_lines}"
-            await asyncio.sleep(0.01)
-        return status
-
-    def stop(self) -> None:
-        """End it now, whatever state it is in."""
-        self._popen.kill()
-        self._popen.wait()
-
-    async def _started(self) -> dict[str, Any]:
-        """The line of its log that says where it is reached."""
-        until_s = time.monotonic() + START_S
-        while True:
-            for line in self.log.splitlines(keepends=True):
-                # The last line may be half written.
-                if line.startswith("{") and line.endswith("\n"):
-                    entry: dict[str, Any] = json.loads(line)
-                    if entry["message"] == "worker started":
-                        return entry
-            assert self._popen.poll() is None, f"it ended with {self._popen.poll()}; {self.last_lines}"
-            assert time.monotonic() < until_s, f"not started within {START_S} s; {self.last_lines}"
-            await asyncio.sleep(0.02)
 
 
 @contextmanager
@@ -162,6 +178,11 @@ async def frontend_to(*processes: WorkerProcess) -> AsyncIterator[ManualFrontend
         yield frontend
     finally:
         await frontend.close()
+
+
+def _here(address: str) -> str:
+    """Where this machine reaches an address, whatever host others are told."""
+    return "127.0.0.1:" + address.rpartition(":")[2]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from pdserve.cli.generate import run_generate
 from pdserve.cli.operations import run_drain, run_scale, run_status, run_undrain
+from pdserve.cli.probe import run_probe
 from pdserve.cli.up import run_up
 from pdserve.core.errors import PdserveError, StartupError
 from pdserve.core.events import Role
@@ -60,6 +61,16 @@ def make_parser() -> argparse.ArgumentParser:
     generate.add_argument("--model", default="", help="(the first that the server names)")
     generate.add_argument("--max-tokens", type=int, metavar="N", help="(the rest of the context)")
     generate.add_argument("--temperature", type=float, metavar="T", help="(1.0)")
+
+    probe = _add(commands, "probe", run_probe, "measure many streams at once, through one URL or two")
+    probe.add_argument("--url", default="http://127.0.0.1:8000", help="of the server itself (http://127.0.0.1:8000)")
+    probe.add_argument("--via", metavar="URL", help="the way that users take to it: an ingress, a proxy")
+    probe.add_argument("--streams", type=int, default=8, metavar="N", help="at once (8)")
+    probe.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer (64)")
+    probe.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="of each prompt (128)")
+    probe.add_argument("--model", default="", help="(the first that the server names)")
+    probe.add_argument("--api-key", metavar="KEY", help="if the server wants one")
+    probe.add_argument("--json", action="store_true", help="for scripts")
     return parser
 
 

@@ -132,6 +132,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         session = FrontendSession(hello.frontend_instance, self._config)
         self.sessions[session.instance] = session
         session.outbox.put(session_pb2.Event(welcome=welcome))
+        session.outbox.put(session_pb2.Event(pulse=self._owner.pulse()))
         log.info("session opened", extra={"frontend": f"{session.instance:016x}"})
         await self._serve(session, context)
 

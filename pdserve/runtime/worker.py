@@ -99,9 +99,14 @@ class Worker(ABC):
         sessions = GrpcServer()
         sessions.add(SESSION_SERVICE, session_pb2_grpc.add_SessionServiceServicer_to_server, self.sessions)
         self._admin_server.add(ADMIN_SERVICE, admin_pb2_grpc.add_AdminServiceServicer_to_server, AdminService(self))
-        session_address = await self.listen(sessions, config.session_port)
-        kv_address = await self.serve_role()
-        admin_address = await self.listen(self._admin_server, config.admin_port)
+        try:
+            session_address = await self.listen(sessions, config.session_port)
+            kv_address = await self.serve_role()
+            admin_address = await self.listen(self._admin_server, config.admin_port)
+        except StartupError:
+            # Those that listen already.
+            await self._stop_servers(0.0)
+            raise
         self.identity = WorkerIdentity(
             self.worker_id, self.role, self.epoch, session_address, kv_address, admin_address, os.getpid()
         )
@@ -137,8 +142,7 @@ class Worker(ABC):
         for task in [*self._tasks, *self._drains]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._drains, return_exceptions=True)
-        for server in self._servers:
-            await server.stop(self.settings.session.pulse_s)
+        await self._stop_servers(self.settings.session.pulse_s)
         await self.close_role()
         await asyncio.to_thread(self._engine.stop)
         if not self._closed.done():
@@ -264,6 +268,10 @@ class Worker(ABC):
             for server in self._servers:
                 await server.set_serving(ready)
             await asyncio.sleep(self.settings.session.pulse_s)
+
+    async def _stop_servers(self, grace_s: float) -> None:
+        for server in self._servers:
+            await server.stop(grace_s)
 
     def _end_drains(self) -> None:
         for task in self._drains:

@@ -16,11 +16,13 @@ METADATA_KEY = "pdserve-error-bin"
 _MESSAGE_CHARACTERS = 1000
 
 # What gRPC itself says, when the peer gave no error of ours. A peer that goes away while it answers, or doesn't answer in
-# time, counts as lost; RESOURCE_EXHAUSTED is a message above the limit, UNIMPLEMENTED a service that isn't there.
+# time, counts as lost; RESOURCE_EXHAUSTED is a message above the limit, UNIMPLEMENTED a service that isn't there. INTERNAL
+# is what grpc.aio makes of a write to a connection that has just broken, whatever status that ended with (grpc#36066).
 _CODES = {
     grpc.StatusCode.UNAVAILABLE: ErrorCode.worker_lost,
     grpc.StatusCode.CANCELLED: ErrorCode.worker_lost,
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.worker_lost,
+    grpc.StatusCode.INTERNAL: ErrorCode.worker_lost,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.protocol_violation,
     grpc.StatusCode.UNIMPLEMENTED: ErrorCode.protocol_violation,
 }

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.asyncio
 
 Serve = Callable[..., Awaitable[str]]
 
+USAGE = {"usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+CLOSING = "data: " + json.dumps({"choices": []} | USAGE) + "\n\ndata: [DONE]\n\n"
+
 
 def chunk(content: str | None = None, finish: str | None = None) -> str:
     delta = {} if content is None else {"content": content}
@@ -53,15 +56,17 @@ async def answer_of(url: str, stream: bool, **body: Any) -> list[str]:
 
 async def test_a_streamed_answer_comes_piece_by_piece(serve: Serve) -> None:
     asked: list[Any] = []
-    body = chunk("") + ": keepalive\n\n" + chunk("Pa") + chunk("ris") + chunk(finish="stop") + "data: [DONE]\n\n"
+    body = chunk("") + ": keepalive\n\n" + chunk("Pa") + chunk("ris") + chunk(finish="stop") + CLOSING
     assert await answer_of(await serve(body, asked=asked), stream=True, max_tokens=3) == ["Pa", "ris"]
+    message = {"role": "user", "content": "Hello"}
+    options = {"include_usage": True}
     assert asked == [
-        {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 3}
+        {"model": "tiny", "messages": [message], "stream": True, "stream_options": options, "max_tokens": 3}
     ]
 
 
 async def test_a_buffered_answer_comes_whole(serve: Serve) -> None:
-    body = json.dumps({"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]})
+    body = json.dumps({"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]} | USAGE)
     assert await answer_of(await serve(body), stream=False, model="tiny") == ["Paris"]
 
 
@@ -70,7 +75,7 @@ async def test_a_buffered_answer_comes_whole(serve: Serve) -> None:
     [
         chunk("Pa"),
         chunk("Pa") + chunk(finish="stop"),
-        chunk("Pa") + "data: [DONE]\n\n",
+        chunk("Pa") + CLOSING,
     ],
 )
 async def test_a_stream_without_finish_reason_and_done_is_cut(serve: Serve, body: str) -> None:

@@ -79,7 +79,7 @@ async def test_a_long_message_is_cut_and_does_not_break_the_call(serve: Serve) -
         (grpc.StatusCode.DEADLINE_EXCEEDED, ErrorCode.worker_lost),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ErrorCode.protocol_violation),
         (grpc.StatusCode.UNIMPLEMENTED, ErrorCode.protocol_violation),
-        (grpc.StatusCode.INTERNAL, ErrorCode.internal),
+        (grpc.StatusCode.INTERNAL, ErrorCode.worker_lost),
         (grpc.StatusCode.UNKNOWN, ErrorCode.internal),
     ],
 )
