@@ -77,12 +77,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def frontend_with(*workers: FakeWorker, wait_ready: bool = True, **config: Any) -> AsyncIterator[Stack]:
+async def frontend_with(
+    *workers: FakeWorker, wait_ready: bool = True, context_tokens: int = CONTEXT_TOKENS, **config: Any
+) -> AsyncIterator[Stack]:
     """A frontend whose fixed workers these are; they are started and stopped too."""
     async with running(*workers):
         config = {"workers": tuple(worker.address for worker in workers), "shutdown_s": 0} | config
         settings = FrontendConfig(port=0, **config)
-        served = ServedModel(MODEL, vocab_size=420, max_context_tokens=CONTEXT_TOKENS, created=1)
+        served = ServedModel(MODEL, vocab_size=420, max_context_tokens=context_tokens, created=1)
         frontend = Frontend(settings, SESSION, ModelConfig(name=MODEL), TOKENIZER, served)
         await frontend.start()
         try:

@@ -29,9 +29,12 @@ def _torch_runner(model: ModelConfig, config: EngineConfig) -> ModelRunner:
     # The engine's thread is the one that computes.
     torch.set_num_threads(1)
     folder = ensure_model(model.path)
+    graph_rows = config.max_running if config.decode_graphs else 0
     if config.num_blocks is not None:
-        return TorchModelRunner(folder, model.dtype, config.device, config.num_blocks)
-    return TorchModelRunner.within_memory(folder, model.dtype, config.device, config.kv_memory_bytes)
+        return TorchModelRunner(folder, model.dtype, config.device, config.num_blocks, max_graph_rows=graph_rows)
+    return TorchModelRunner.within_memory(
+        folder, model.dtype, config.device, config.kv_memory_bytes, max_graph_rows=graph_rows
+    )
 
 
 def _scripted_runner(model: ModelConfig, config: EngineConfig) -> ModelRunner:

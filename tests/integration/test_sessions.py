@@ -35,9 +35,7 @@ async def open_session(pair: WorkerPair, *commands: pb.Command) -> "AsyncIterato
 
 
 def hello(**fields: Any) -> pb.Command:
-    return pb.Command(
-        hello=pb.Hello(**({"protocol_major": PROTOCOL_MAJOR, "frontend_instance": random_id()} | fields))
-    )
+    return pb.Command(hello=pb.Hello(**({"protocol_major": PROTOCOL_MAJOR, "frontend_instance": random_id()} | fields)))
 
 
 async def last_event(call: Any) -> pb.Event:

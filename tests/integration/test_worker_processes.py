@@ -77,7 +77,7 @@ async def test_prefill_killed_in_a_push_frees_the_reservation_and_the_frontend_h
         prefill.kill(signal.SIGKILL)
         await wait_until(lambda: key in frontend.decode.heard.failures, "the frontend to hear of it", deadline_s=2.0)
         assert frontend.decode.heard.failures[key].code is ErrorCode.transfer_failed
-        assert frontend.prefill.heard.losses
+        await wait_until(lambda: bool(frontend.prefill.heard.losses), "the lost session", deadline_s=2.0)
         await decode.settle(deadline_s=2.0)
         assert not frontend.answer(key)
 
@@ -89,7 +89,7 @@ async def test_decode_killed_in_a_push_frees_prefill_and_the_frontend_hears_of_i
         decode.kill(signal.SIGKILL)
         await wait_until(lambda: key in frontend.prefill.heard.failures, "the frontend to hear of it", deadline_s=2.0)
         assert frontend.prefill.heard.failures[key].code in (ErrorCode.worker_lost, ErrorCode.transfer_failed)
-        assert frontend.decode.heard.losses
+        await wait_until(lambda: bool(frontend.decode.heard.losses), "the lost session", deadline_s=2.0)
         await prefill.settle(deadline_s=2.0)
 
 

@@ -9,10 +9,12 @@ import pytest
 from pdserve.core.events import FinishReason, TokenLogprobs
 from pdserve.core.ids import GroupId
 from services.frontend.answers import Prompt
+from services.frontend.chat_responses import ChatShape
 from services.frontend.choices import Choice, Piece
+from services.frontend.completion_responses import CompletionShape
 from services.frontend.groups import Group
-from services.frontend.request import GenerateRequest
-from services.frontend.responses import LOGPROB_FLOOR, ResponseShape, encode_json
+from services.frontend.request import Endpoint, GenerateRequest
+from services.frontend.responses import LOGPROB_FLOOR, encode_json
 from services.frontend.schemas import parse_chat, parse_completion
 from services.frontend.text import ChoiceText, TextToken
 from tests.frontend_stack import TOKENIZER, ids_of
@@ -40,9 +42,10 @@ class FinishedAnswer:
         self.prompt_tokens, self.completion_tokens, self.cached_tokens = len(prompt_ids), 2, 1
 
 
-def shape_of(request: GenerateRequest, prompt_text: str = "") -> tuple[ResponseShape, FinishedAnswer]:
+def shape_of(request: GenerateRequest, prompt_text: str = "") -> tuple[Any, FinishedAnswer]:
     answer = FinishedAnswer(request, prompt_text)
-    return ResponseShape(request, answer, TOKENIZER, "id-1", 5), answer  # type: ignore[arg-type]
+    shape = ChatShape if request.endpoint is Endpoint.CHAT else CompletionShape
+    return shape(request, answer, TOKENIZER, "id-1", 5), answer  # type: ignore[arg-type]
 
 
 A, B = ids_of("A")[0], ids_of("B")[0]

@@ -9,17 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
+from services.frontend.bodies import error_body
 from services.frontend.request import Endpoint, GenerateRequest
-from services.frontend.schemas import (
-    MAX_DEPTH,
-    ChatBody,
-    CompletionBody,
-    SharedBody,
-    error_body,
-    parse_body,
-    parse_chat,
-    parse_completion,
-)
+from services.frontend.schemas import ChatBody, CompletionBody, SharedBody, parse_chat, parse_completion
+from services.frontend.strict_json import MAX_DEPTH, parse_body
 
 USER = {"role": "user", "content": "hi"}
 
