@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdserve.core.errors import StartupError
+from pdserve.core.sampling import MAX_TOP_LOGPROBS
 
 ENV_PREFIX = "PDSERVE_"
 # Read where they are used, before or without settings.
-RESERVED_ENV = frozenset({"PDSERVE_CACHE_DIR", "PDSERVE_SCHEMAS"})
+RESERVED_ENV = frozenset({"PDSERVE_CACHE_DIR", "PDSERVE_REQUIRE_ALL", "PDSERVE_SCHEMAS"})
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -42,11 +43,16 @@ class ModelConfig(Slice):
 
 
 class ScriptedConfig(Slice):
-    """How long the scripted engine's work takes, and when its answers end."""
+    """How long the scripted engine's work takes, and what it answers.
+
+    Attributes:
+        echo: answers repeat their prompts, then end.
+    """
 
     step_s: float = Field(default=0.001, ge=0)
     prefill_token_s: float = Field(default=0.0, ge=0)
     decode_row_s: float = Field(default=0.0, ge=0)
+    echo: bool = False
 
 
 class EngineConfig(Slice):
@@ -59,6 +65,7 @@ class EngineConfig(Slice):
         num_blocks: blocks of the KV pool; None sizes it by `kv_memory_bytes`.
         step_tokens: prompt tokens that a step computes at most.
         max_running: sequences in a batch at most.
+        decode_graphs: whether decode steps on a GPU run as CUDA graphs; of no effect on a CPU.
         max_waiting: attempts that wait for blocks or their turn at most; one more is refused.
         stuck_after_s: a step older than this means that the engine is stuck.
     """
@@ -70,6 +77,7 @@ class EngineConfig(Slice):
     kv_memory_bytes: int = Field(default=1 << 30, ge=1 << 20)
     step_tokens: int = Field(default=512, ge=1)
     max_running: int = Field(default=256, ge=1)
+    decode_graphs: bool = True
     max_waiting: int = Field(default=1024, ge=1)
     stuck_after_s: float = Field(default=60.0, gt=0)
     scripted: ScriptedConfig = ScriptedConfig()
@@ -130,10 +138,21 @@ class FrontendConfig(Slice):
         controller: host:port of the controller that publishes the membership; or
         workers: fixed session addresses of workers, when there is no controller.
         heartbeat_s: a stream that has been silent for so long gets a comment.
+        ttft_timeout_s, idle_timeout_s, total_timeout_s: for the first token, for each next one, and for the last.
+        stall_timeout_s: a client that has taken nothing for so long, with text waiting for it, is gone.
+        vanished_timeout_s: one whose machine has not been heard of for so long is gone; not below a second.
+        send_buffer_bytes: of the kernel, for each connection.
+        max_unread_bytes: what waits for one stream's reader at most; one that is further behind is gone.
+        listen_backlog: connections that wait to be accepted at most; the kernel's own limit (somaxconn) holds too.
         max_attempts: tries at a request, first included.
         retry_backoff_s: before the second try; doubles with each one.
         max_waiting: requests that wait for a worker at most.
         wait_s: how long one waits for a worker at most.
+        body_timeout_s: a request's body has come by then.
+        max_choices: answers to one request at most: its prompts times n.
+        max_logprobs: alternatives that `logprobs` of a completion may ask for.
+        balancer_wait_s: how long a frontend that is stopping is not ready, yet takes requests, until load balancers know.
+        shutdown_s: how long it then waits for open requests.
     """
 
     host: str = "127.0.0.1"
@@ -145,11 +164,19 @@ class FrontendConfig(Slice):
     idle_timeout_s: float = Field(default=120.0, gt=0)
     total_timeout_s: float = Field(default=3600.0, gt=0)
     stall_timeout_s: float = Field(default=30.0, gt=0)
+    vanished_timeout_s: float = Field(default=30.0, ge=1)
+    send_buffer_bytes: int = Field(default=32 << 10, ge=1 << 12)
+    max_unread_bytes: int = Field(default=16 << 20, ge=1 << 12)
+    listen_backlog: int = Field(default=4096, ge=1)
     max_attempts: int = Field(default=4, ge=1)
     retry_backoff_s: float = Field(default=0.05, ge=0)
     max_waiting: int = Field(default=1024, ge=0)
     wait_s: float = Field(default=30.0, gt=0)
+    body_timeout_s: float = Field(default=60.0, gt=0)
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
+    max_choices: int = Field(default=2048, ge=1)
+    max_logprobs: int = Field(default=5, ge=0, le=MAX_TOP_LOGPROBS)
+    balancer_wait_s: float = Field(default=1.0, ge=0)
     shutdown_s: float = Field(default=30.0, ge=0)
 
 

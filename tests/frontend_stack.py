@@ -82,7 +82,11 @@ async def frontend_with(
 ) -> AsyncIterator[Stack]:
     """A frontend whose fixed workers these are; they are started and stopped too."""
     async with running(*workers):
-        config = {"workers": tuple(worker.address for worker in workers), "shutdown_s": 0} | config
+        config = {
+            "workers": tuple(worker.address for worker in workers),
+            "balancer_wait_s": 0,
+            "shutdown_s": 0,
+        } | config
         settings = FrontendConfig(port=0, **config)
         served = ServedModel(MODEL, vocab_size=420, max_context_tokens=context_tokens, created=1)
         frontend = Frontend(settings, SESSION, ModelConfig(name=MODEL), TOKENIZER, served)

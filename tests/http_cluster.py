@@ -250,6 +250,7 @@ async def http_cluster(
     frontend: Settings | None = None,
     *,
     relayed: bool = False,
+    model_folder: Path | None = None,
 ) -> AsyncIterator[HttpCluster]:
     """Workers and a frontend, ready; all are ended at the end.
 
@@ -257,6 +258,7 @@ async def http_cluster(
         prefill, decode: one worker for each, with these settings beside what all of them have.
         frontend: its own slice.
         relayed: push caches through relays.
+        model_folder: whose tokenizer the frontend has; None for the one of tests.scripted_words.
     """
     processes = _Processes(log_dir)
     async with AsyncExitStack() as stack:
@@ -271,11 +273,19 @@ async def http_cluster(
                 relays.append(await stack.enter_async_context(relay_to(ports["kv_port"])))
             workers.append(processes.start_worker(role, _worker_settings(place, settings)))
         addresses = ",".join(f"127.0.0.1:{worker.settings['worker']['session_port']}" for worker in workers)
+        folder = model_folder or save_words_folder(log_dir / f"words-{os.urandom(4).hex()}")
         front = processes.start_frontend(
             {
-                "model": {"name": MODEL, "path": save_words_folder(log_dir / f"words-{os.urandom(4).hex()}")},
+                "model": {"name": MODEL, "path": folder},
                 "session": SESSION,
-                "frontend": {"port": 0, "workers": addresses, "shutdown_s": 0, "wait_s": 10, **(frontend or {})},
+                "frontend": {
+                    "port": 0,
+                    "workers": addresses,
+                    "balancer_wait_s": 0,
+                    "shutdown_s": 0,
+                    "wait_s": 10,
+                    **(frontend or {}),
+                },
             }
         )
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))

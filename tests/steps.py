@@ -94,6 +94,12 @@ class Oracle:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._model = model.eval()
 
+    def prompt_logprobs(self, prompt: Sequence[int]) -> torch.Tensor:
+        """[prompt - 1, vocab] log-probabilities of what follows each token but the last."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([list(prompt)])).logits[0, :-1]
+        return torch.log_softmax(logits, dim=-1)
+
     def continuation(self, prompt: Sequence[int], num_tokens: int) -> Expected:
         """Greedy, past every end token."""
         ids = torch.tensor([list(prompt)])

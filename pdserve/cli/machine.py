@@ -32,7 +32,9 @@ _PORTS = (20_000, 32_000)
 # A process that ends so often within this time is not started again.
 _MAX_RESTARTS = 5
 _RESTARTS_WITHIN_S = 60.0
-_GRACE_S: Mapping[str, float] = {"frontend": 3.0, "controller": 7.0, "ray": 5.0}
+_SHUTDOWN_S = 1.0
+# The frontend's has room for telling the streams that are left.
+_GRACE_S: Mapping[str, float] = {"frontend": 5.0, "controller": 7.0, "ray": 5.0}
 
 _MAKE_MODEL = "import sys; from pdserve.engine.checkpoint import ensure_model; ensure_model(sys.argv[1])"
 
@@ -77,7 +79,7 @@ class Machine:
         Raises:
             StartupError: a process or a worker has failed; with the end of its log.
         """
-        self._frontend = self._service("frontend", [f"frontend.controller={self._controller_address}"])
+        self._frontend = self._service("frontend", self._frontend_assignments())
         await self._frontend.start()
         await self._start_cluster(say)
         await self._wait_for_workers(say)
@@ -127,7 +129,8 @@ class Machine:
         self._controller = self._service("controller", assignments)
         await self._controller.start()
         if self._head is not None:
-            await self._unless_failed(self._wait_for_head(self._head))
+            late = f"Ray did not start within {_HEAD_S:g} s: see {self._head.log_path}"
+            await self._unless_failed(self._wait_for_head(self._head), _HEAD_S, late)
             say(f"Ray runs at {self._address} ({time.monotonic() - begun_s:.1f} s)")
 
     async def _start_head(self) -> Child:
@@ -143,15 +146,20 @@ class Machine:
         return head
 
     async def _wait_for_head(self, head: Child) -> None:
-        async with asyncio.timeout(_HEAD_S):
-            if not await head.read_line():
-                await head.wait()
-                raise StartupError(f"Ray did not start; the end of {head.log_path}:\n{head.last_lines()}")
+        if not await head.read_line():
+            await head.wait()
+            raise StartupError(f"Ray did not start; the end of {head.log_path}:\n{head.last_lines()}")
 
     async def _wait_for_workers(self, say: Say) -> None:
+        # To be placed, and to load.
+        within_s = 2 * self._settings.cluster.start_s
+        late = (
+            f"not every worker was ready after {within_s:g} s: has the cluster nodes with free resources `prefill` and "
+            f"`decode`, and GPUs where they are wanted? The controller's log: {self.run_dir / 'controller.log'}"
+        )
         client = ClusterClient(self._controller_address)
         try:
-            await self._unless_failed(self._watch_workers(client, say))
+            await self._unless_failed(self._watch_workers(client, say), within_s, late)
         finally:
             await client.close()
 
@@ -175,17 +183,22 @@ class Machine:
                         pass
                     await asyncio.sleep(_POLL_S)
 
-        try:
-            await asyncio.wait_for(self._unless_failed(poll()), _FRONTEND_S)
-        except TimeoutError:
-            raise StartupError(f"{self.url}/ready stays not ready: see the logs in {self.run_dir}") from None
+        await self._unless_failed(
+            poll(), _FRONTEND_S, f"{self.url}/ready stays not ready: see the logs in {self.run_dir}"
+        )
 
-    async def _unless_failed(self, work: Awaitable[None]) -> None:
-        """Wait for `work`, or raise StartupError as soon as a process has ended or the controller reports a failure."""
+    async def _unless_failed(self, work: Awaitable[None], within_s: float, late: str) -> None:
+        """Wait for `work`, or raise StartupError as soon as a process has ended or the controller reports a failure.
+
+        Args:
+            late: what to say when `work` takes longer than `within_s`.
+        """
         tasks = [asyncio.ensure_future(work)]
         tasks += [asyncio.create_task(self._raise_at_end()), asyncio.create_task(self._raise_at_report())]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise StartupError(late)
             for task in tasks:
                 if task.done():
                     await task
@@ -218,6 +231,14 @@ class Machine:
                 task.cancel()
         # The head first: the others may have ended because it has.
         return next(child for task, child in tasks.items() if task in done)
+
+    def _frontend_assignments(self) -> list[str]:
+        """No load balancer is in front, and who presses Ctrl-C waits for seconds, not for answers to end."""
+        return [
+            f"frontend.controller={self._controller_address}",
+            "frontend.balancer_wait_s=0",
+            f"frontend.shutdown_s={min(self._settings.frontend.shutdown_s, _SHUTDOWN_S)}",
+        ]
 
     async def _stop_child(self, child: Child | None) -> None:
         if child is not None:

@@ -5,7 +5,7 @@
 
 Reserved waits for two things in any order: the engine's blocks and prefill's push. Receiving has both, and the push writes
 into the blocks; Aborting keeps them until it has really stopped. In Running the blocks belong to the engine's sequences,
-which free them as they end.
+which free them as they end. Every way to Finished releases what is left, so a key that is gone is gone in the engine too.
 """
 
 from dataclasses import dataclass
@@ -68,14 +68,14 @@ class PushOpened(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The cache is complete and verified. Tokens that end their sequence carry a finish reason."""
+    """The cache is complete and verified; these are the first tokens of the sequences that go on."""
 
     first_tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllEnded:
-    """The engine has ended the last sequence, and freed its blocks."""
+    """The last sequence that was wanted has ended. One that was stopped just before may hold blocks in the engine still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def advance(state: State[T, B], event: Event[T, B]) -> tuple[State[T, B], list[E
             return Finished(), [*_report(event), ReleaseBlocks()]
 
         case Running(), AllEnded():
-            return Finished(), []
+            return Finished(), [ReleaseBlocks()]
         case Running(), Cancelled(unless_running):
             return (state, []) if unless_running else (Finished(), [ReleaseBlocks()])
         case Running(), Broke(_):

@@ -54,6 +54,18 @@ class Token(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A stretch of a prompt's log-probabilities: of its tokens from position `start` (at least 1) on, in order.
+
+    Stretches of one attempt come in order and without gaps, all of them before its first token.
+    """
+
+    key: AttemptKey
+    start: int
+    entries: tuple[TokenLogprobs, ...]
+
+
 class Stage(IntEnum):
     """A stretch of a request that is measured inside one process. Values are the wire's."""
 

@@ -1,6 +1,5 @@
 """Sampling parameters: parsed once at the border, then valid everywhere."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,6 +8,8 @@ from pdserve.core.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
 MAX_SIBLINGS = 128
+# Below this a temperature leaves nothing but the best token, and dividing logits by it overflows.
+_GREEDY_BELOW = 1e-5
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -22,15 +23,17 @@ class SamplingParams:
     Attributes:
         max_tokens: output tokens at most, ≥ 1.
         min_tokens: output tokens before a stop id may be chosen.
-        temperature: 0 is greedy.
+        temperature: 0, and what is as good as 0, is greedy.
         top_k: 0 is off.
         top_p: in (0, 1]; 1 is off.
         min_p: in [0, 1]; 0 is off.
-        repetition_penalty: > 0; divides (multiplies, if negative) the logits of tokens in prompt and output; 1 is off.
+        repetition_penalty: divides (multiplies, if negative) the logits of tokens in prompt and output; in
+            [0.001, 1000], so that none overflows; 1 is off.
         presence_penalty, frequency_penalty: OpenAI's, over output tokens; 0 is off.
         logit_bias: token id → addition to its logit, before everything else.
         stop_ids: token ids that end the sequence: the model's end tokens unless they are ignored, and the request's.
         top_logprobs: None reports no logprobs; k ≥ 0 reports the chosen token's and the k best.
+        prompt_logprobs: the same for every token of the prompt but its first.
     Raises:
         InvalidRequest: a value is out of its range; names the field.
     """
@@ -47,6 +50,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     stop_ids: frozenset[int] = frozenset()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
@@ -55,23 +59,19 @@ class SamplingParams:
         _require(self.top_k >= 0, "top_k", self.top_k, "-1, 0 (both off) or more")
         _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
         _require_within("min_p", self.min_p, 0.0, 1.0)
-        _require(
-            self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty),
-            "repetition_penalty",
-            self.repetition_penalty,
-            "above 0",
-        )
+        _require_within("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
         _require_within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token_id, bias in self.logit_bias.items():
             _require(token_id >= 0, "logit_bias", token_id, "token ids of the vocabulary")
             _require_within("logit_bias", bias, -100.0, 100.0)
-        if self.top_logprobs is not None:
-            _require_within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        for param, count in (("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _require_within(param, count, 0, MAX_TOP_LOGPROBS)
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < _GREEDY_BELOW
 
     @property
     def needs_history(self) -> bool:

@@ -78,8 +78,10 @@ class Admission:
     def admit(self, attempt: Attempt) -> bool:
         """Give the first of the queue its blocks and places, if all of them are there."""
         block_size, blocks = self._geometry.block_size, self.blocks
-        # At least one token is left to compute or to receive: its logits are what comes next.
-        matched = blocks.match(attempt.digests[: (attempt.num_tokens - 1) // block_size])
+        # At least one token is left to compute or to receive: its logits are what comes next. Where those of the whole
+        # prompt are wanted, nothing cached helps.
+        reusable = [] if attempt.scores_prompt else attempt.digests[: (attempt.num_tokens - 1) // block_size]
+        matched = blocks.match(reusable)
         new_blocks = self._needed_blocks(attempt) - len(matched)
         has_places = self._slots_taken + attempt.slots_wanted <= self._settings.max_sequences
         if not has_places or not blocks.can_allocate(new_blocks, matched):

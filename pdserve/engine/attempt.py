@@ -76,6 +76,11 @@ class Attempt:
         return len(self.group.token_ids)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are computed here."""
+        return self.prefills and self.group.params.prompt_logprobs is not None
+
+    @property
     def slots_wanted(self) -> int:
         return len(self.live) if self.decodes else min(1, len(self.live))
 

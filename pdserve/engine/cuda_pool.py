@@ -10,6 +10,8 @@ from pdserve.engine.attention.base import PagedCache
 from pdserve.engine.interfaces import Bytes
 from pdserve.engine.model_loading import DTYPES
 
+SCRATCH_BLOCKS = 1
+
 
 class CudaKVPool:
     """Paged keys and values on a GPU, token by token within a block, as torch's varlen attention reads them.
@@ -18,14 +20,24 @@ class CudaKVPool:
     ended on the device before its outcome is known, and a write before it returns: streams need no further order.
 
     Attributes:
-        cache: the memory as tensors.
+        num_blocks: that requests are given.
+        scratch_block: one more, beyond them: what no request is given, and padding may overwrite.
+        cache: the memory as tensors, the scratch block included.
     """
 
     def __init__(self, geometry: KVGeometry, num_blocks: int, device: torch.device) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
+        self.scratch_block = num_blocks
         self._memory = torch.zeros(
-            (geometry.num_layers, 2, num_blocks, geometry.block_size, geometry.num_kv_heads, geometry.head_dim),
+            (
+                geometry.num_layers,
+                2,
+                num_blocks + SCRATCH_BLOCKS,
+                geometry.block_size,
+                geometry.num_kv_heads,
+                geometry.head_dim,
+            ),
             dtype=DTYPES[geometry.dtype],
             device=device,
         )

@@ -9,7 +9,7 @@ from pdserve.core.errors import StartupError
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.attention import cpu, cuda
 from pdserve.engine.attention.base import AttentionBackend, PagedCache
-from pdserve.engine.cuda_pool import CudaKVPool
+from pdserve.engine.cuda_pool import SCRATCH_BLOCKS, CudaKVPool
 from pdserve.engine.host_pool import HostKVPool
 from pdserve.engine.interfaces import KVPool
 from pdserve.engine.model_loading import DTYPES
@@ -25,10 +25,15 @@ class DevicePool(KVPool, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedMemory:
-    """A pool and the backend that computes with it."""
+    """A pool and the backend that computes with it.
+
+    Attributes:
+        scratch_block: a block beyond the pool's, for the padding of captured steps; None where there is none.
+    """
 
     pool: DevicePool
     backend: AttentionBackend
+    scratch_block: int | None = None
 
 
 def find_device(name: str) -> torch.device:
@@ -49,12 +54,19 @@ def default_block_size(device: torch.device) -> int:
     return cuda.BLOCK_SIZE if device.type == "cuda" else cpu.BLOCK_SIZE
 
 
+def blocks_within(device: torch.device, geometry: KVGeometry, kv_cache_bytes: int) -> int:
+    """Blocks for requests of a pool that takes at most `kv_cache_bytes`."""
+    scratch_blocks = SCRATCH_BLOCKS if device.type == "cuda" else 0
+    return max(0, kv_cache_bytes // geometry.block_bytes - scratch_blocks)
+
+
 def open_memory(device: torch.device, geometry: KVGeometry, num_blocks: int, num_heads: int) -> PagedMemory:
     """Allocates the pool. Raises StartupError if the memory is not there."""
     try:
         if device.type == "cuda":
             cuda_pool = CudaKVPool(geometry, num_blocks, device)
-            return PagedMemory(cuda_pool, cuda.choose_backend(cuda_pool.cache, num_heads))
+            backend = cuda.choose_backend(cuda_pool.cache, num_heads)
+            return PagedMemory(cuda_pool, backend, cuda_pool.scratch_block)
         host_pool = HostKVPool(geometry, num_blocks)
         return PagedMemory(host_pool, cpu.CpuBackend(host_cache(host_pool)))
     except (MemoryError, torch.OutOfMemoryError) as error:

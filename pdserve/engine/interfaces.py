@@ -45,6 +45,6 @@ class ModelRunner(Protocol):
     def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
         """Copy blocks, compute the slices' tokens into the pool, and sample.
 
-        Returns: for each slice, one Sampled for each of its samples.
+        Returns: for each slice, one Sampled for each of its scored tokens, then one for each of its samples.
         """
         ...

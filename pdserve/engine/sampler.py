@@ -14,7 +14,7 @@ from torch import Tensor
 from pdserve.core.events import TokenLogprobs
 from pdserve.core.randomness import uniform
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.work import Sampled, SampleSpec
+from pdserve.engine.work import Sampled, SampleSpec, ScoreSpec
 
 # Up to here selecting is faster than sorting.
 _SMALL_TOP_K = 256
@@ -42,6 +42,19 @@ def sample(logits: Tensor, requests: Sequence[tuple[int, SampleSpec]]) -> list[S
     token_ids: list[int] = chosen.tolist()
     logprobs = _logprobs(raw, token_ids, [spec.params.top_logprobs for spec in specs])
     return [Sampled(token_id, logprob) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
+
+
+def score(logits: Tensor, specs: Sequence[ScoreSpec]) -> list[Sampled]:
+    """Log-probabilities of tokens that are given.
+
+    Args:
+        logits: [scored, vocab], any float dtype, a row for each token of all specs together; unchanged.
+    """
+    if not specs:
+        return []
+    token_ids = [int(token_id) for spec in specs for token_id in spec.token_ids]
+    counts = [spec.top_logprobs for spec in specs for _ in spec.token_ids]
+    return list(map(Sampled, token_ids, _logprobs(logits.float(), token_ids, counts)))
 
 
 def _is_plain_greedy(spec: SampleSpec) -> bool:

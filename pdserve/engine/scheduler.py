@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pdserve.core.errors import ErrorCode, IllegalTransition, PdserveError
-from pdserve.core.events import EngineLoad, Stage, StageReport, Token
+from pdserve.core.events import EngineLoad, PromptLogprobs, Stage, StageReport, Token
 from pdserve.core.geometry import KVGeometry
 from pdserve.core.ids import AttemptKey
 from pdserve.engine.admission import Admission
@@ -18,7 +18,7 @@ from pdserve.engine.attempt import Attempt, Phase, RunningSequence, fork
 from pdserve.engine.block_manager import BlockManager
 from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
 from pdserve.engine.settings import SchedulerSettings
-from pdserve.engine.slices import decode_slice, prompt_slice, take_copies
+from pdserve.engine.slices import PromptBudget, decode_slice, prompt_slice, take_copies
 from pdserve.engine.work import (
     Command,
     Commit,
@@ -121,20 +121,14 @@ class Scheduler:
         self._planned = list(self._running)
         slices = [decode_slice(sequence, self._geometry) for sequence in self._running]
         copies = take_copies(self._running)
-        budget_tokens = self._settings.step_tokens - len(slices)
-        for attempt in self._prefilling:
-            if budget_tokens > 0:
-                slices.append(prompt_slice(attempt, budget_tokens, self._geometry))
-                self._planned.append(attempt)
-                budget_tokens -= len(slices[-1].token_ids)
+        budget = PromptBudget(self._settings.step_tokens - len(slices))
+        slices += (self._plan_prompt(attempt, budget) for attempt in self._prefilling if budget.room(attempt) > 0)
         while (head := self._admission.queue.first()) is not None and self._admission.may_admit:
-            if (head.prefills and budget_tokens == 0) or not self._admission.admit(head):
+            if (head.prefills and budget.room(head) == 0) or not self._admission.admit(head):
                 break
             self._start(head)
             if head.prefills:
-                slices.append(prompt_slice(head, budget_tokens, self._geometry))
-                self._planned.append(head)
-                budget_tokens -= len(slices[-1].token_ids)
+                slices.append(self._plan_prompt(head, budget))
         self._plan = StepPlan(tuple(slices), tuple(copies))
         return self._plan
 
@@ -144,7 +138,8 @@ class Scheduler:
         Raises:
             ValueError: it is not the last plan, or the results do not fit it.
         """
-        if plan is not self._plan or [len(row) for row in sampled] != [len(part.samples) for part in plan.slices]:
+        wanted = [part.num_scored + len(part.samples) for part in plan.slices]
+        if plan is not self._plan or [len(row) for row in sampled] != wanted:
             raise ValueError("the results are not those of the last plan")
         now_s = self._clock()
         self._measure_speed(plan, now_s - self._plan_start_s)
@@ -185,6 +180,12 @@ class Scheduler:
         waiting = [*by_phase[Phase.WAITING], *by_phase[Phase.PREFILLING]]
         if self._queued_tokens != sum(a.num_tokens - a.computed_tokens for a in waiting if a.prefills):
             raise AssertionError(f"queued_tokens is {self._queued_tokens}")
+
+    def _plan_prompt(self, attempt: Attempt, budget: PromptBudget) -> SequenceSlice:
+        part = prompt_slice(attempt, budget.room(attempt), self._geometry)
+        budget.spend(part)
+        self._planned.append(attempt)
+        return part
 
     def _enqueue(self, command: Command, group: Group, *, prefills: bool, decodes: bool) -> None:
         held = self.attempts.get(group.key)
@@ -293,6 +294,9 @@ class Scheduler:
         attempt.computed_tokens = part.end
         self._enter_prompt_blocks(attempt)
         self._outcome.progress.append(Progress(key, part.end, tuple(attempt.prompt_block_ids)))
+        if part.num_scored:
+            scored = tuple(result.logprobs for result in row[: part.num_scored] if result.logprobs is not None)
+            self._outcome.prompt_logprobs.append(PromptLogprobs(key, part.start + 1, scored))
         if part.end < attempt.num_tokens:
             return
         del self._prefilling[attempt]
@@ -305,7 +309,7 @@ class Scheduler:
                 attempt.finish_reason(result.token_id, spec.position),
                 result.logprobs,
             )
-            for spec, result in zip(part.samples, row, strict=True)
+            for spec, result in zip(part.samples, row[part.num_scored :], strict=True)
         ]
         self._outcome.tokens.extend(first_tokens)
         seconds = now_s - attempt.stage_start_s

@@ -2,7 +2,8 @@
 
 A token's keys and values are a function of all tokens up to it, and the next token is a function of every byte of the
 sequence's cache, read back from the pool. So an answer is right only if each block was computed, shared, copied and
-transferred as it should be, and `scripted_answer` says what right is without a pool.
+transferred as it should be, and `scripted_answer` says what right is without a pool. An answer that echoes its prompt
+reads the prompt's ids back from the cache, too: each is what one position's state has more than the last.
 """
 
 import time
@@ -50,6 +51,7 @@ class Script:
         first_token_id, num_token_ids: the range of token ids that answers are made of. The default is a range of
             printable ASCII words of SmolLM2's vocabulary.
         answer_tokens: an answer of so many tokens ends by a stop id, if the request has one; None never ends so.
+        echo: an answer repeats the prompt's tokens, and then ends by a stop id, or begins again if there is none.
         step_s: duration of a step, beside prefill_token_s for each token of a prompt and decode_row_s for each sequence
             that decodes.
     """
@@ -59,6 +61,7 @@ class Script:
     first_token_id: int = 1928
     num_token_ids: int = 400
     answer_tokens: int | None = None
+    echo: bool = False
     step_s: float = 0.0
     prefill_token_s: float = 0.0
     decode_row_s: float = 0.0
@@ -104,7 +107,7 @@ class ScriptedRunner:
             self.pool.copy_block(copy.source, copy.target)
         for part in slices:
             self._compute(part)
-        return [[self._sample(part, spec) for spec in part.samples] for part in slices]
+        return [[*self._score(part), *(self._sample(part, spec) for spec in part.samples)] for part in slices]
 
     def _compute(self, part: SequenceSlice) -> None:
         state = 0
@@ -115,12 +118,26 @@ class ScriptedRunner:
         kv = _encode(_states(part.token_ids, state), self.geometry)
         self.pool.write(part.block_ids, range(part.start, part.end), layers, kv)
 
+    def _score(self, part: SequenceSlice) -> list[Sampled]:
+        scores = part.scores
+        if scores is None:
+            return []
+        token_ids: list[int] = scores.token_ids.tolist()
+        return [Sampled(token_id, _logprobs(token_id, scores.top_logprobs, self.script)) for token_id in token_ids]
+
     def _sample(self, part: SequenceSlice, spec: SampleSpec) -> Sampled:
         kv = self.pool.read(part.block_ids, range(spec.position), range(self.geometry.num_layers))
         token_id = _choose(
-            kv, spec.params, spec.seed, spec.sibling, spec.position, spec.prompt_tokens, script=self.script
+            kv,
+            spec.params,
+            spec.seed,
+            spec.sibling,
+            spec.position,
+            spec.prompt_tokens,
+            script=self.script,
+            geometry=self.geometry,
         )
-        return Sampled(token_id, _logprobs(token_id, spec.params, self.script))
+        return Sampled(token_id, _logprobs(token_id, spec.params.top_logprobs, self.script))
 
 
 def scripted_kv(token_ids: TokenIds, geometry: KVGeometry = SCRIPTED_GEOMETRY) -> Bytes:
@@ -140,7 +157,7 @@ def scripted_token(
 ) -> int:
     """The token after `token_ids` (prompt and output so far): what a scripted runner says if its pool is right."""
     kv = scripted_kv(token_ids, geometry)
-    return _choose(kv, params, seed, sibling, len(token_ids), prompt_tokens, script=script)
+    return _choose(kv, params, seed, sibling, len(token_ids), prompt_tokens, script=script, geometry=geometry)
 
 
 def scripted_answer(
@@ -192,6 +209,14 @@ def _encode(states: _Words, geometry: KVGeometry) -> Bytes:
     return kv
 
 
+def _token_at(kv: Bytes, position: int, geometry: KVGeometry) -> int:
+    """The token that made the state at `position`: see `_states`."""
+    head_words = geometry.head_dim * geometry.itemsize_bytes // _WORD_BYTES
+    states = kv.view("<u8").reshape(geometry.num_layers, 2, geometry.num_kv_heads, -1, head_words)[0, 0, 0, :, 0]
+    previous = int(states[position - 1]) if position > 0 else 0
+    return (int(states[position]) - previous * _STATE_MULTIPLIER - 1) & 0xFFFF_FFFF_FFFF_FFFF
+
+
 def _choose(
     kv: Bytes,
     params: SamplingParams,
@@ -201,22 +226,26 @@ def _choose(
     prompt_tokens: int,
     *,
     script: Script,
+    geometry: KVGeometry,
 ) -> int:
     """The token at `position`, given the cache of everything before it."""
     num_output_tokens = position - prompt_tokens
     ends = script.answer_tokens is not None and num_output_tokens + 1 >= script.answer_tokens
+    ends |= script.echo and num_output_tokens >= prompt_tokens
     if ends and params.stop_ids and num_output_tokens >= params.min_tokens:
         return min(params.stop_ids)
+    if script.echo:
+        return _token_at(kv, num_output_tokens % prompt_tokens, geometry) % script.vocab_size
     choice = zlib.crc32(kv.data)
     if not params.greedy:
         choice += int(uniform(seed, sibling, position) * 2**32)
     return script.first_token_id + choice % script.num_token_ids
 
 
-def _logprobs(token_id: int, params: SamplingParams, script: Script) -> TokenLogprobs | None:
-    if params.top_logprobs is None:
+def _logprobs(token_id: int, count: int | None, script: Script) -> TokenLogprobs | None:
+    if count is None:
         return None
-    ranks = range(params.top_logprobs)
+    ranks = range(count)
     return TokenLogprobs(
         logprob=-1.0,
         top_ids=tuple((token_id + rank) % script.vocab_size for rank in ranks),

@@ -1,10 +1,11 @@
 """What attempts and sequences contribute to a step."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.attempt import Attempt, RunningSequence
-from pdserve.engine.work import BlockCopy, SampleSpec, SequenceSlice
+from pdserve.engine.work import BlockCopy, SampleSpec, ScoreSpec, SequenceSlice
 
 
 def take_copies(running: Iterable[RunningSequence]) -> list[BlockCopy]:
@@ -32,6 +33,24 @@ def decode_slice(sequence: RunningSequence, geometry: KVGeometry) -> SequenceSli
     return SequenceSlice(sequence.token_ids[end - 1 : end], end - 1, block_ids, (sample,))
 
 
+@dataclass(slots=True)
+class PromptBudget:
+    """What a step may still compute of prompts, in tokens.
+
+    A scored token costs a row of logits, [vocab] floats, so a step has fewer of them.
+    """
+
+    tokens: int
+    scored_tokens: int = 256
+
+    def room(self, attempt: Attempt) -> int:
+        return min(self.tokens, self.scored_tokens) if attempt.scores_prompt else self.tokens
+
+    def spend(self, part: SequenceSlice) -> None:
+        self.tokens -= len(part.token_ids)
+        self.scored_tokens -= part.num_scored
+
+
 def prompt_slice(attempt: Attempt, budget_tokens: int, geometry: KVGeometry) -> SequenceSlice:
     """The prompt's next chunk; with its last one, a sample for every live sibling."""
     group, start = attempt.group, attempt.computed_tokens
@@ -49,4 +68,13 @@ def prompt_slice(attempt: Attempt, budget_tokens: int, geometry: KVGeometry) -> 
         if end == attempt.num_tokens
     )
     block_ids = attempt.prompt_block_ids[: geometry.blocks_for(end)]
-    return SequenceSlice(group.token_ids[start:end], start, block_ids, samples)
+    return SequenceSlice(group.token_ids[start:end], start, block_ids, samples, _scores(attempt, end))
+
+
+def _scores(attempt: Attempt, end: int) -> ScoreSpec | None:
+    """What a chunk up to `end` scores: the position before a token holds its log-probability; replayed output has none."""
+    group, start = attempt.group, attempt.computed_tokens
+    last = min(end + 1, group.prompt_tokens)
+    if not attempt.scores_prompt or last <= start + 1:
+        return None
+    return ScoreSpec(group.token_ids[start + 1 : last], group.params.prompt_logprobs or 0)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.core.errors import PdserveError
-from pdserve.core.events import EngineLoad, StageReport, Token, TokenLogprobs
+from pdserve.core.events import EngineLoad, PromptLogprobs, StageReport, Token, TokenLogprobs
 from pdserve.core.ids import AttemptKey
 from pdserve.core.sampling import SamplingParams
 
@@ -133,6 +133,19 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Prompt tokens whose log-probabilities are wanted: those at positions start + 1 … of the slice that has this.
+
+    Attributes:
+        token_ids: [scored] the prompt's tokens there, at most as many as the slice computes.
+        top_logprobs: how many of the best tokens to list for each.
+    """
+
+    token_ids: TokenIds
+    top_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceSlice:
     """One sequence's part of a step: compute `token_ids` at positions start … start + len - 1.
 
@@ -140,12 +153,18 @@ class SequenceSlice:
         block_ids: the blocks of positions 0 … start + len - 1, in order.
         samples: what to sample after the last of them: nothing in the middle of a prompt, one in decode, n at the end
             of the prompt of n siblings.
+        scores: what to score of the prompt, if anything.
     """
 
     token_ids: TokenIds
     start: int
     block_ids: Sequence[int]
     samples: tuple[SampleSpec, ...] = ()
+    scores: ScoreSpec | None = None
+
+    @property
+    def num_scored(self) -> int:
+        return 0 if self.scores is None else len(self.scores.token_ids)
 
     @property
     def end(self) -> int:
@@ -153,7 +172,7 @@ class SequenceSlice:
 
 
 class Sampled(NamedTuple):
-    """A sampled token; `logprobs` is set when its parameters ask for them."""
+    """A sampled token, or a scored one; `logprobs` is set for a scored one, and when parameters ask for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -228,4 +247,5 @@ class StepOutcome:
     progress: list[Progress] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     stages: list[StageReport] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     load: EngineLoad = field(default_factory=EngineLoad)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from pdserve.config import Settings
+from pdserve.core.errors import PdserveError
 from pdserve.core.ids import AttemptKey
 from pdserve.core.version import VERSION
 from pdserve.rpc.v1 import admin_pb2, admin_pb2_grpc, session_pb2
@@ -12,6 +13,7 @@ from pdserve.runtime.attempts import Held
 from pdserve.runtime.identity import WorkerIdentity
 from pdserve.runtime.sessions import SessionService
 from pdserve.wire.convert import group_to_proto, role_to_proto, to_milliseconds
+from pdserve.wire.errors import abort
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -60,7 +62,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: admin_pb2.UndrainRequest,
         context: "grpc.aio.ServicerContext[admin_pb2.UndrainRequest, admin_pb2.UndrainResponse]",
     ) -> admin_pb2.UndrainResponse:
-        self._worker.undrain()
+        try:
+            self._worker.undrain()
+        except PdserveError as error:
+            await abort(context, error)
         return admin_pb2.UndrainResponse()
 
     async def GetStatus(  # noqa: N802

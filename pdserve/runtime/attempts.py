@@ -124,6 +124,9 @@ class AttemptTable(ABC, Generic[H]):
 
     def take_outcome(self, outcome: StepOutcome) -> None:
         """Send a step's tokens and reports to the frontends whose they are, and let the role learn from it."""
+        for logprobs in outcome.prompt_logprobs:
+            if (held := self.held.get(logprobs.key)) is not None:
+                held.session.outbox.put_step((), (), (logprobs,))
         for session, tokens in self._by_session(outcome.tokens).items():
             session.outbox.put_step(tokens)
         for stage in outcome.stages:
@@ -148,6 +151,7 @@ class AttemptTable(ABC, Generic[H]):
             group, remaining_s = self._group(session, message)
             self.begin(session, group, remaining_s, command)
         except PdserveError as error:
+            session.prompts.drop(message.group, message.attempt)
             session.fail(AttemptKey(GroupId(session.instance, message.group), message.attempt), error)
 
     def _group(self, session: FrontendSession, message: session_pb2.Attempt) -> tuple[Group, float | None]:
@@ -192,8 +196,8 @@ class AttemptTable(ABC, Generic[H]):
         if attempt.model != admission.model or attempt.adapter:
             wanted = attempt.model + (f" with adapter {attempt.adapter}" if attempt.adapter else "")
             raise PdserveError(ErrorCode.model_not_found, f"this worker serves {admission.model}, not {wanted}")
-        if not attempt.total_tokens or token_ids.max() >= admission.vocab_size:
-            raise InvalidRequest("prompt", f"a prompt is one token id below {admission.vocab_size} or more")
+        if token_ids.max() >= admission.vocab_size:
+            raise InvalidRequest("prompt", f"a prompt's token ids are below {admission.vocab_size}")
         if attempt.total_tokens >= admission.max_context_tokens:
             raise PdserveError(
                 ErrorCode.context_length_exceeded,

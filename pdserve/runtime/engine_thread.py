@@ -1,6 +1,7 @@
 """The thread that owns an engine, and its inbox: the only place where the event loop and the engine meet."""
 
 import asyncio
+import logging
 import os
 import queue
 import threading
@@ -11,6 +12,8 @@ from enum import Enum
 from pdserve.core.events import EngineLoad
 from pdserve.engine.engine import Engine
 from pdserve.engine.work import Command, StepOutcome
+
+log = logging.getLogger(__name__)
 
 
 class EngineState(Enum):
@@ -78,11 +81,16 @@ class EngineThread:
         if self.state in (EngineState.STARTING, EngineState.RUNNING):
             self._inbox.put(command)
 
-    def stop(self) -> None:
-        """End the thread after the step that it is in, and wait for that. Blocks: on a loop, use a worker thread."""
+    def stop(self, wait_s: float | None = None) -> None:
+        """End the thread after the step that it is in, and wait for that. Blocks: on a loop, use a worker thread.
+
+        A thread that hangs is left behind after `wait_s`: it ends with the process.
+        """
         self._inbox.put(None)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(wait_s)
+            if self._thread.is_alive():
+                log.error("the engine's thread hangs, and is left behind")
         if self.state is not EngineState.BROKEN:
             self.state = EngineState.STOPPED
 

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.core.events import StageReport, Token
+from pdserve.core.events import PromptLogprobs, StageReport, Token
 from pdserve.rpc.v1 import session_pb2
 from pdserve.wire.convert import stage_to_proto
+from pdserve.wire.prompt_logprobs import prompt_logprobs_to_proto
 from pdserve.wire.tokens import tokens_to_columns
 
 # Upper estimates: packed columns of small numbers, and a float and an id for each of the best tokens.
@@ -42,17 +43,28 @@ class Outbox:
         """Append an event that is a message of its own."""
         self._append(_Pending(event, time.monotonic(), event.ByteSize(), is_step=False))
 
-    def put_step(self, tokens: Sequence[Token], stages: Sequence[StageReport] = ()) -> None:
+    def put_step(
+        self,
+        tokens: Sequence[Token],
+        stages: Sequence[StageReport] = (),
+        prompt_logprobs: Sequence[PromptLogprobs] = (),
+    ) -> None:
         """Append a step's tokens and reports, to the last message if that is a step with room."""
         size_bytes = sum(
             _TOKEN_BYTES + (_LOGPROB_BYTES * len(token.logprobs.top_ids) if token.logprobs else 0) for token in tokens
         ) + _TOKEN_BYTES * len(stages)
+        size_bytes += sum(
+            _TOKEN_BYTES + _LOGPROB_BYTES * (1 + len(entry.top_ids))
+            for part in prompt_logprobs
+            for entry in part.entries
+        )
         last = self._queue[-1] if self._queue else None
         if last is None or not last.is_step or last.size_bytes + size_bytes > self._message_bytes:
             last = _Pending(session_pb2.Event(step=session_pb2.Step()), time.monotonic(), 0, is_step=True)
             self._append(last)
         tokens_to_columns(tokens, last.event.step.tokens)
         last.event.step.stages.extend(map(stage_to_proto, stages))
+        last.event.step.prompt_logprobs.extend(map(prompt_logprobs_to_proto, prompt_logprobs))
         last.size_bytes += size_bytes
         self.pending_bytes += size_bytes
 

@@ -46,6 +46,7 @@ class FrontendSession:
         self.closed: asyncio.Future[PdserveError | None] = asyncio.get_running_loop().create_future()
         self.released = asyncio.Event()
         self._held: set[AttemptKey] = set()
+        self._left = False
 
     @property
     def held(self) -> frozenset[AttemptKey]:
@@ -57,10 +58,15 @@ class FrontendSession:
 
     def let_go(self, key: AttemptKey) -> None:
         self._held.remove(key)
-        self.check_released()
+        self._check_released()
 
-    def check_released(self) -> None:
-        if self.closed.done() and not self._held:
+    def leave(self) -> None:
+        """The stream has been left, and the session is in no table any more."""
+        self._left = True
+        self._check_released()
+
+    def _check_released(self) -> None:
+        if self._left and not self._held:
             self.released.set()
 
     def close(self, error: PdserveError | None) -> None:
@@ -203,7 +209,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
                 task.cancel()
             self._owner.abort_session(session)
             del self.sessions[session.instance]
-            session.check_released()
+            session.leave()
             log.info("session closed", extra={"frontend": f"{session.instance:016x}", "reason": str(error or "end")})
         await asyncio.wait(tasks)
 

@@ -9,6 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class Worker(ABC):
         self.sessions = SessionService(self.role, self, settings.session)
         self.identity: WorkerIdentity
         self._engine = EngineThread(
-            make_engine or engine_factory(settings.model, settings.engine),
+            make_engine or engine_factory(settings.model, settings.engine, self.role),
             on_outcome=self._take_outcome,
             on_broken=self._take_breakdown,
             core=settings.engine.core,
@@ -66,6 +67,7 @@ class Worker(ABC):
         self._servers: list[GrpcServer] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
+        self._is_stopping = False
         self._drains: set[asyncio.Task[None]] = set()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -115,6 +117,8 @@ class Worker(ABC):
             asyncio.create_task(self.sessions.run_pulses()),
             asyncio.create_task(self._watch_health()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._check_task)
         log.info("worker started", extra={"worker": self.worker_id, "address": session_address, "admin": admin_address})
         return self.identity
 
@@ -129,13 +133,14 @@ class Worker(ABC):
         """Until `stop` is done.
 
         Raises:
-            Exception: what broke the engine; a StartupError if it could not even be built.
+            Exception: what broke the worker; a StartupError if its engine could not even be built.
         """
         await asyncio.shield(self._closed)
 
     async def stop(self, drain_s: float | None = None) -> None:
         """Drain for up to `drain_s` (default: the setting), tell every frontend, and close everything."""
-        self.drain(self.settings.worker.drain_s if drain_s is None else drain_s)
+        self._is_stopping = True
+        self._begin_drain(self.settings.worker.drain_s if drain_s is None else drain_s)
         if self._attempts is not None:
             await self._attempts.wait_empty()
         await self.sessions.end_all(self.settings.session.pulse_s)
@@ -144,12 +149,32 @@ class Worker(ABC):
         await asyncio.gather(*self._tasks, *self._drains, return_exceptions=True)
         await self._stop_servers(self.settings.session.pulse_s)
         await self.close_role()
-        await asyncio.to_thread(self._engine.stop)
+        await asyncio.to_thread(self._engine.stop, self.settings.engine.stuck_after_s)
         if not self._closed.done():
             self._closed.set_result(None)
 
     def drain(self, deadline_s: float) -> None:
-        """Take no new attempts; what is still held at the deadline is given back to its frontends to be moved."""
+        """Take no new attempts; what is still held at the deadline is given back to its frontends to be moved.
+
+        Without effect once the worker stops: that has a deadline of its own.
+        """
+        if not self._is_stopping:
+            self._begin_drain(deadline_s)
+
+    def undrain(self) -> None:
+        """Take new attempts again; frontends see it in the next pulse.
+
+        Raises:
+            PdserveError: shutting_down; it stops, and cannot be kept.
+        """
+        if self._is_stopping:
+            raise PdserveError(ErrorCode.shutting_down, f"worker {self.worker_id} stops already")
+        self._end_drains()
+        self._is_draining = False
+        if self._attempts is not None:
+            self._attempts.draining = False
+
+    def _begin_drain(self, deadline_s: float) -> None:
         self._end_drains()
         self._is_draining = True
         go_away = session_pb2.GoAway(deadline_ms=to_milliseconds(deadline_s))
@@ -157,13 +182,6 @@ class Worker(ABC):
         if self._attempts is not None:
             self._attempts.draining = True
             self._drains.add(asyncio.create_task(self._move_at(self._attempts, deadline_s)))
-
-    def undrain(self) -> None:
-        """Take new attempts again; frontends see it in the next pulse."""
-        self._end_drains()
-        self._is_draining = False
-        if self._attempts is not None:
-            self._attempts.draining = False
 
     def post(self, command: Command) -> None:
         """Give the engine a command before its next step."""
@@ -251,14 +269,21 @@ class Worker(ABC):
     def _take_breakdown(self, error: Exception) -> None:
         # One that could not start has a message that says what to do; whoever waits for this worker shows it.
         if not isinstance(error, StartupError):
-            log.error("the engine broke", extra={"worker": self.worker_id}, exc_info=error)
+            log.error("the worker broke", extra={"worker": self.worker_id}, exc_info=error)
         if self._attempts is not None:
-            self._attempts.break_all(PdserveError(ErrorCode.engine_failed, "the worker's engine broke"))
+            self._attempts.break_all(PdserveError(ErrorCode.engine_failed, "the worker broke"))
         if not self._closed.done():
             self._closed.set_exception(error)
 
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """A worker that no longer pulses or looks at its health is replaced like one whose engine broke."""
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._take_breakdown(error)
+
     async def _move_at(self, attempts: AttemptTable[Any], deadline_s: float) -> None:
-        await asyncio.wait([asyncio.ensure_future(attempts.wait_empty())], timeout=deadline_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await attempts.wait_empty()
         attempts.break_all(PdserveError(ErrorCode.draining, "this worker drains, and its deadline has passed"))
 
     async def _watch_health(self) -> None:

@@ -101,12 +101,14 @@ class PromptAssembly:
     def add(self, part: session_pb2.PromptPart) -> None:
         """
         Raises:
-            PdserveError: protocol_violation; there are more tokens than may wait, or one is no token id.
+            PdserveError: protocol_violation; there are more tokens than may wait, none at all, or one is no token id.
         """
+        if not part.token_ids:
+            raise violation("a part of a prompt without token ids")
         if self._num_tokens + len(part.token_ids) > self._max_tokens:
             raise violation(f"more than {self._max_tokens} tokens of prompts wait for their requests")
         token_ids = np.array(part.token_ids[:], dtype=np.int64)
-        if token_ids.size and token_ids.max() > _MAX_TOKEN_ID:
+        if token_ids.max() > _MAX_TOKEN_ID:
             raise violation(f"{token_ids.max()} is no token id")
         self._parts.setdefault((part.group, part.attempt), []).append(token_ids.astype(np.int32))
         self._num_tokens += len(token_ids)

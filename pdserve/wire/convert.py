@@ -124,6 +124,7 @@ def sampling_to_proto(params: SamplingParams) -> session_pb2.Sampling:
         bias=list(params.logit_bias.values()),
         stop_ids=sorted(params.stop_ids),
         top_logprobs=params.top_logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -147,6 +148,7 @@ def sampling_from_proto(sampling: session_pb2.Sampling) -> SamplingParams:
         logit_bias=dict(zip(sampling.bias_token_id, sampling.bias, strict=True)),
         stop_ids=frozenset(sampling.stop_ids),
         top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
 
 

@@ -16,7 +16,7 @@ import grpc.aio
 
 from pdserve.config import SessionConfig
 from pdserve.core.errors import ErrorCode, PdserveError
-from pdserve.core.events import EngineLoad, Role, StageReport, Token
+from pdserve.core.events import EngineLoad, PromptLogprobs, Role, StageReport, Token
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.version import PROTOCOL_MAJOR, VERSION
 from pdserve.rpc.v1 import common_pb2
@@ -30,6 +30,7 @@ from pdserve.wire.convert import (
     role_to_proto,
     stage_from_proto,
 )
+from pdserve.wire.prompt_logprobs import prompt_logprobs_from_proto
 from pdserve.wire.server import dial
 from pdserve.wire.tokens import tokens_from_columns
 
@@ -48,6 +49,9 @@ class SessionListener(Protocol):
         """What a step brought. Several steps come as one when they were sent as one."""
 
     def on_stages(self, stages: Sequence[StageReport]) -> None: ...
+
+    def on_prompt_logprobs(self, parts: Sequence[PromptLogprobs]) -> None:
+        """They come before the first token of their attempt."""
 
     def on_failed(self, key: AttemptKey, error: PdserveError) -> None:
         """The worker no longer holds the attempt."""
@@ -268,6 +272,9 @@ class _Connection:
                 # A token may end its request; what the step says of it has to be known by then.
                 if event.step.stages:
                     self._listener.on_stages([stage_from_proto(stage, self._instance) for stage in event.step.stages])
+                if event.step.prompt_logprobs:
+                    parts = [prompt_logprobs_from_proto(part, self._instance) for part in event.step.prompt_logprobs]
+                    self._listener.on_prompt_logprobs(parts)
                 if event.step.tokens.group:
                     self._listener.on_tokens(tokens_from_columns(event.step.tokens, self._instance))
             case "failed":

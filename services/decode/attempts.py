@@ -8,7 +8,7 @@ from pdserve.core import decode_state
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, Ticket
-from pdserve.engine.work import Command, Commit, Granted, Group, Prefill, Release, Reserve, StepOutcome
+from pdserve.engine.work import Command, Commit, Granted, Group, Prefill, Release, Reserve, StepOutcome, Stop
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.attempts import Admission, AttemptTable, Held
 from pdserve.runtime.sessions import FrontendSession
@@ -58,17 +58,17 @@ class DecodeAttempts(AttemptTable[DecodeHeld]):
             raise PdserveError(
                 ErrorCode.protocol_violation, "this worker reads no prompts: a reservation needs a ticket"
             )
-        replaced = AttemptKey(group.key.group, reserve.replaces) if reserve.replaces else None
-        if replaced is not None and (old := self.held.get(replaced)) is not None:
-            self.cancel(old, unless_running=False)
+        # Its blocks may still be written to; they are released when its push has stopped.
+        if (replaced := self.held.get(AttemptKey(group.key.group, reserve.replaces))) is not None:
+            self.cancel(replaced, unless_running=False)
         held = DecodeHeld(session=session, group=group, live=set(group.siblings), ticket=ticket)
         self.enter(held, remaining_s)
         if ticket is None:
             held.state = decode_state.Running()
             self._post(Prefill(group, then_decode=True))
             return
-        self._post(Reserve(group, replaces=replaced))
-        if (awaited := self._awaited.get(group.key)) is not None:
+        self._post(Reserve(group))
+        if (awaited := self._awaited.pop(group.key, None)) is not None:
             awaited.set_result(None)
 
     def cancel(self, held: DecodeHeld, unless_running: bool) -> None:
@@ -113,11 +113,15 @@ class DecodeAttempts(AttemptTable[DecodeHeld]):
     def commit(self, held: DecodeHeld, first_tokens: tuple[Token, ...]) -> None:
         """The prompt's cache is complete and verified."""
         # A sibling without a token was cancelled at prefill first; its cancellation is on the way here too.
-        held.live &= {token.sibling for token in first_tokens if token.finish is None}
-        if held.live:
-            self.advance(held, decode_state.Committed(first_tokens))
-        else:
+        going_on = tuple(token for token in first_tokens if token.finish is None and token.sibling in held.live)
+        ended = held.live - {token.sibling for token in going_on}
+        held.live -= ended
+        if not held.live:
             self.cancel(held, unless_running=False)
+            return
+        if ended:
+            self._post(Stop(held.key, frozenset(ended)))
+        self.advance(held, decode_state.Committed(going_on))
 
     def close_push(self, held: DecodeHeld, reception: Reception, error: PdserveError | None) -> None:
         """Nothing writes for this push any more. `error` is why it ended, None if it was given up in order."""
@@ -141,7 +145,7 @@ class DecodeAttempts(AttemptTable[DecodeHeld]):
             case decode_state.SendReady(reception, grant):
                 reception.grant(grant)
             case decode_state.StartDecoding(first_tokens):
-                self._start(held, first_tokens)
+                self._post(Commit(held.key, first_tokens))
             case decode_state.Acknowledge(reception):
                 reception.acknowledge()
             case decode_state.StopTransfer(reception, error):
@@ -151,13 +155,10 @@ class DecodeAttempts(AttemptTable[DecodeHeld]):
             case decode_state.ReportFailure(error):
                 held.session.fail(held.key, error)
 
-    def _start(self, held: DecodeHeld, first_tokens: tuple[Token, ...]) -> None:
-        # A sibling may have been cancelled while the cache was under way.
-        self._post(Commit(held.key, tuple(token for token in first_tokens if token.sibling in held.live)))
-
     async def _wait_for(self, key: AttemptKey) -> None:
         awaited = self._awaited.setdefault(key, asyncio.get_running_loop().create_future())
         try:
             await asyncio.wait({awaited}, timeout=self._ticket_wait_s)
         finally:
-            self._awaited.pop(key, None)
+            if self._awaited.get(key) is awaited:
+                del self._awaited[key]

@@ -18,8 +18,6 @@ from pdserve.wire.tokens import tokens_from_columns
 from services.decode.attempts import DecodeAttempts, DecodeHeld
 from services.decode.reception import Reception
 
-_STILL_LOADING = PdserveError(ErrorCode.no_capacity, "this worker is still loading its model")
-
 PushContext = grpc.aio.ServicerContext[kv_pb2.PushMessage, kv_pb2.PushReply]
 
 
@@ -45,7 +43,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
     ) -> kv_pb2.MeetResponse:
         """Who this worker is, and the shape of its cache; the pusher compares."""
         if not self._is_open:
-            await abort(context, _STILL_LOADING)
+            await abort(context, _still_loading())
         return kv_pb2.MeetResponse(
             protocol_major=PROTOCOL_MAJOR,
             epoch=self._epoch,
@@ -67,7 +65,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
 
     async def _take(self, context: PushContext) -> kv_pb2.PushReply:
         if not self._is_open:
-            raise _STILL_LOADING
+            raise _still_loading()
         first: object = await context.read()
         if not isinstance(first, kv_pb2.PushMessage) or not first.HasField("open"):
             raise PdserveError(ErrorCode.protocol_violation, "the first message of a push must be its ticket")
@@ -134,3 +132,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
         ):
             raise PdserveError(ErrorCode.protocol_violation, "the commit's first tokens are not those of the attempt")
         self._attempts.commit(held, first_tokens)
+
+
+def _still_loading() -> PdserveError:
+    return PdserveError(ErrorCode.no_capacity, "this worker is still loading its model")

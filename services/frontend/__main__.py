@@ -6,10 +6,12 @@ import sys
 from pdserve.config import Settings
 from pdserve.runtime.process import run_process
 from services.frontend.frontend import Frontend
+from services.frontend.listener import raise_file_limit
 
 
 async def main(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set."""
+    raise_file_limit()
     frontend = await Frontend.load(settings.frontend, settings.session, settings.model)
     await frontend.start()
     try:

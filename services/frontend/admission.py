@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from pdserve.core.errors import ErrorCode, InvalidRequest
 from pdserve.core.ids import GroupIdMint, random_id
@@ -10,6 +11,7 @@ from services.frontend.answers import Answer, Prompt
 from services.frontend.attempts import AttemptsContext
 from services.frontend.choices import Choice
 from services.frontend.groups import Group
+from services.frontend.prompt_scores import PromptScores
 from services.frontend.request import Endpoint, GenerateRequest
 from services.frontend.text import ChoiceText
 from services.frontend.tokenizer import Tokenizer, TokenizerPool
@@ -27,6 +29,24 @@ class ServedModel:
     vocab_size: int
     max_context_tokens: int
     created: int
+
+    def check(self, model: str) -> None:
+        """
+        Raises:
+            InvalidRequest: another model is asked for.
+        """
+        if model != self.name:
+            raise InvalidRequest(
+                "model", f"the model {model[:200]!r} is not served here; {self.name!r} is", ErrorCode.model_not_found
+            )
+
+
+class TokenizedPrompt(NamedTuple):
+    """A prompt's token ids; where the answer repeats it, also where each of them begins in its text, and the text."""
+
+    token_ids: Sequence[int]
+    offsets: Sequence[int] = ()
+    text: str = ""
 
 
 class Admission:
@@ -57,27 +77,31 @@ class Admission:
         Raises:
             InvalidRequest: what is asked for cannot be done, or not by this model.
         """
-        if request.model != self.model.name:
-            raise InvalidRequest(
-                "model",
-                f"the model {request.model[:200]!r} is not served here; {self.model.name!r} is",
-                ErrorCode.model_not_found,
-            )
+        self.model.check(request.model)
+        self._check_choices(request)
         prompts = await self._tokenizers.run(lambda tokenizer: _tokenized(tokenizer, request))
         seed = random_id() if request.seed is None else request.seed
         deadline_s = arrival_s + self._context.config.total_timeout_s
         groups = [
-            self._group(request, index, text, token_ids, seed, arrival_s, deadline_s)
-            for index, (text, token_ids) in enumerate(prompts)
+            self._group(request, index, prompt, seed, arrival_s, deadline_s) for index, prompt in enumerate(prompts)
         ]
         return Answer(groups, self._context)
+
+    def _check_choices(self, request: GenerateRequest) -> None:
+        num_prompts = max(1, len(request.prompts))
+        limit = self._context.config.max_choices
+        if num_prompts * request.n > limit:
+            raise InvalidRequest(
+                "n",
+                f"{num_prompts} prompts with n = {request.n} answers each are {num_prompts * request.n} answers; "
+                f"a request may have {limit}",
+            )
 
     def _group(
         self,
         request: GenerateRequest,
         index: int,
-        text: str,
-        token_ids: Sequence[int],
+        prompt: TokenizedPrompt,
         seed: int,
         arrival_s: float,
         deadline_s: float,
@@ -85,7 +109,7 @@ class Admission:
         model = self.model
         tokenizer = self._tokenizers.tokenizer
         prompt_ids = request.fit_prompt(
-            token_ids, vocab_size=model.vocab_size, max_context_tokens=model.max_context_tokens
+            prompt.token_ids, vocab_size=model.vocab_size, max_context_tokens=model.max_context_tokens
         )
         params = request.sampling_for(
             len(prompt_ids),
@@ -104,6 +128,7 @@ class Admission:
             arrival_s=arrival_s,
             deadline_s=deadline_s,
             attempt_numbers=count(1),
+            scores=PromptScores(0 if params.prompt_logprobs is None else len(prompt_ids)),
         )
         choices = [
             Choice(
@@ -118,14 +143,14 @@ class Admission:
                     skip_special_tokens=request.skip_special_tokens,
                     min_tokens=params.min_tokens,
                 ),
+                keeps_tokens=request.return_token_ids or params.top_logprobs is not None,
             )
             for sibling in range(request.n)
         ]
-        return Prompt(group, choices, text)
+        return Prompt(group, choices, prompt.text, prompt.offsets[-len(prompt_ids) :])
 
 
-def _tokenized(tokenizer: Tokenizer, request: GenerateRequest) -> list[tuple[str, Sequence[int]]]:
-    """Each prompt's text, where the answer repeats it, and token ids."""
+def _tokenized(tokenizer: Tokenizer, request: GenerateRequest) -> list[TokenizedPrompt]:
     if request.endpoint is Endpoint.CHAT:
         ids = tokenizer.render_chat(
             request.messages,
@@ -133,11 +158,15 @@ def _tokenized(tokenizer: Tokenizer, request: GenerateRequest) -> list[tuple[str
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=request.chat_template_kwargs,
         )
-        return [("", ids)]
-    prompts: list[tuple[str, Sequence[int]]] = []
-    for prompt in request.prompts:
-        if isinstance(prompt, str):
-            prompts.append((prompt, tokenizer.encode(prompt)))
-        else:
-            prompts.append((tokenizer.decode(prompt) if request.echo else "", prompt))
-    return prompts
+        return [TokenizedPrompt(ids)]
+    if not request.echo:
+        return [
+            TokenizedPrompt(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            for prompt in request.prompts
+        ]
+    return [
+        TokenizedPrompt(*tokenizer.encode_with_offsets(prompt), prompt)
+        if isinstance(prompt, str)
+        else TokenizedPrompt(prompt, *tokenizer.decode_with_offsets(prompt))
+        for prompt in request.prompts
+    ]

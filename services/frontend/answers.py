@@ -17,12 +17,14 @@ class Prompt:
 
     Attributes:
         text: the prompt itself, where the answer repeats it.
+        offsets: where each of its tokens begins in `text`, where its log-probabilities are told.
     """
 
-    def __init__(self, group: Group, choices: Sequence[Choice], text: str = "") -> None:
+    def __init__(self, group: Group, choices: Sequence[Choice], text: str = "", offsets: Sequence[int] = ()) -> None:
         self.group = group
         self.choices = choices
         self.text = text
+        self.offsets = offsets
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +89,11 @@ class Answer:
     @property
     def completion_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def unread_bytes(self) -> int:
+        """About what the answers hold for their reader."""
+        return sum(choice.unread_bytes for choice in self.choices)
 
     async def wait(self) -> None:
         """Until something has changed since the last call. For one reader."""

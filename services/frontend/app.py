@@ -3,31 +3,30 @@
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from math import ceil
 from uuid import uuid4
 
-from aiohttp import web
-from prometheus_client import CollectorRegistry
+from aiohttp import HttpVersion11, web
 
+from pdserve.config import FrontendConfig
 from pdserve.core.errors import ErrorCode, Fault, PdserveError
-from pdserve.core.events import Role
-from pdserve.core.version import VERSION
-from pdserve.telemetry.metrics import CONTENT_TYPE, render
-from services.frontend.admission import ServedModel
+from services.frontend.bodies import error_body
 from services.frontend.generate import GenerateHandler
-from services.frontend.membership import Membership
-from services.frontend.responses import encode_json
-from services.frontend.schemas import error_body
+from services.frontend.openapi import OPERATIONS, REQUEST_ID_PATTERN, make_document
+from services.frontend.pages import Pages
+from services.frontend.responses import json_response
+from services.frontend.tokenize import TokenizeHandler
 
 _REQUEST_ID = web.RequestKey("request_id", str)
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CLIENT_ID = re.compile(REQUEST_ID_PATTERN)
 _HTTP_CODES = {
     404: ErrorCode.not_found,
     405: ErrorCode.method_not_allowed,
     413: ErrorCode.body_too_large,
     415: ErrorCode.unsupported_media_type,
 }
+# After a body that is late nobody knows where a next request would begin; a server that stops takes none.
+_LAST_WORDS = frozenset({ErrorCode.body_timeout, ErrorCode.shutting_down})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,78 +34,36 @@ _logger = logging.getLogger(__name__)
 
 
 def make_app(
-    generate: GenerateHandler, model: ServedModel, membership: Membership, registry: CollectorRegistry
+    generate: GenerateHandler, tokenize: TokenizeHandler, pages: Pages, config: FrontendConfig
 ) -> web.Application:
-    """All routes of a frontend."""
-    pages = Pages(generate, model, membership, registry)
-    app = web.Application(middlewares=[_errors], client_max_size=generate.config.max_body_bytes)
+    """All routes of a frontend: those of the OpenAPI document, and no others."""
+    document = make_document(pages.served.name)
+
+    async def openapi(_: web.Request) -> web.Response:
+        return json_response(document)
+
+    handlers: dict[str, Handler] = {
+        "chat": generate.chat,
+        "completion": generate.completion,
+        "tokenize": tokenize.tokenize,
+        "detokenize": tokenize.detokenize,
+        "models": pages.models,
+        "model": pages.model,
+        "health": pages.health,
+        "ready": pages.ready,
+        "metrics": pages.metrics,
+        "version": pages.version,
+        "openapi": openapi,
+    }
+    app = web.Application(middlewares=[_errors], client_max_size=config.max_body_bytes)
     app.on_response_prepare.append(_add_request_id)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", generate.chat),
-            web.post("/v1/completions", generate.completion),
-            web.get("/v1/models", pages.models),
-            web.get("/v1/models/{id}", pages.model),
-            web.get("/health", pages.health),
-            web.get("/ready", pages.ready),
-            web.get("/metrics", pages.metrics),
-            web.get("/version", pages.version),
-        ]
-    )
+    for operation in OPERATIONS:
+        handler = handlers[operation.name]
+        if operation.method == "GET":
+            app.router.add_get(operation.path, handler)
+        else:
+            app.router.add_post(operation.path, handler, expect_handler=_expect)
     return app
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """What can be read without generating anything."""
-
-    generate: GenerateHandler
-    served: ServedModel
-    membership: Membership
-    registry: CollectorRegistry
-
-    async def models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model_card()]})
-
-    async def model(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
-        if name != self.served.name:
-            raise PdserveError(
-                ErrorCode.model_not_found,
-                f"the model {name[:200]!r} is not served here; {self.served.name!r} is",
-                param="model",
-            )
-        return _json(self._model_card())
-
-    async def health(self, _: web.Request) -> web.Response:
-        """The process is alive."""
-        return _json({"status": "ok"})
-
-    async def ready(self, _: web.Request) -> web.Response:
-        """A request that came now would be served."""
-        ready = [worker for worker in self.membership if worker.ready]
-        counts = {str(role): sum(worker.role is role for worker in ready) for role in Role}
-        serves = all(counts.values()) or any(worker.colocated for worker in ready)
-        if self.generate.stopping or not serves:
-            status = "stopping" if self.generate.stopping else "waiting for workers"
-            return _json({"status": status, "ready": counts}, status=503)
-        return _json({"status": "ready", "ready": counts})
-
-    async def metrics(self, _: web.Request) -> web.Response:
-        self.generate.metrics.set_queue_depth(self.generate.admission.queue_depth)
-        return web.Response(body=render(self.registry), headers={"Content-Type": CONTENT_TYPE})
-
-    async def version(self, _: web.Request) -> web.Response:
-        return _json({"version": VERSION})
-
-    def _model_card(self) -> dict[str, object]:
-        return {
-            "id": self.served.name,
-            "object": "model",
-            "created": self.served.created,
-            "owned_by": "pdserve",
-            "max_model_len": self.served.max_context_tokens,
-        }
 
 
 def error_response(error: PdserveError) -> web.Response:
@@ -114,7 +71,7 @@ def error_response(error: PdserveError) -> web.Response:
     headers = {}
     if error.retry_after_s is not None or error.spec.fault is Fault.CAPACITY:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after_s or 0)))
-    return _json(error_body(error), status=error.spec.http_status, headers=headers)
+    return json_response(error_body(error), status=error.spec.http_status, headers=headers)
 
 
 @web.middleware
@@ -126,7 +83,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except PdserveError as error:
         if error.spec.http_status >= 500:
             _logger.warning("%s", error, extra={"request": request[_REQUEST_ID], "code": error.code.value})
-        return error_response(error)
+        response = error_response(error)
+        if error.code in _LAST_WORDS or request.content.exception() is not None:
+            response.force_close()
+        return response
     except web.HTTPException as error:
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         code = _HTTP_CODES.get(error.status, ErrorCode.invalid_request)
@@ -145,7 +105,12 @@ async def _add_request_id(request: web.Request, response: web.StreamResponse) ->
     response.headers["x-request-id"] = request.get(_REQUEST_ID, "") or uuid4().hex
 
 
-def _json(value: dict[str, object], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=encode_json(value), status=status, headers=headers, content_type="application/json", charset="utf-8"
-    )
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """A client that waits to be told to send its body is told; another expectation is not understood."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return error_response(PdserveError(ErrorCode.invalid_request, "the header Expect may only be 100-continue"))
+    if request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The response itself has not begun.
+        request.writer.output_size = 0
+    return None

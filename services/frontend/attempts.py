@@ -34,7 +34,7 @@ from pdserve.core.attempt_state import (
     advance,
 )
 from pdserve.core.errors import ErrorCode, Fault, PdserveError
-from pdserve.core.events import Stage, StageReport, Token
+from pdserve.core.events import PromptLogprobs, Stage, StageReport, Token
 from pdserve.core.ids import AttemptKey, Ticket, random_id
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.telemetry.metrics import FrontendMetrics
@@ -81,7 +81,7 @@ class Attempts:
         choices: the answers, none of them ended.
         failures: attempts that have failed before.
         avoided: names of workers that failed.
-        reason: why the next attempt is made.
+        cause: what made the attempt before fail; None if there was none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Attempts:
         *,
         failures: int = 0,
         avoided: frozenset[str] = frozenset(),
-        reason: str = "first",
+        cause: PdserveError | None = None,
     ) -> None:
         self.priority = group.priority
         self.arrival_s = group.arrival_s
@@ -113,7 +113,10 @@ class Attempts:
         self._prefill_error: PdserveError | None = None
         self._cancel_reason: pb.CancelReason.ValueType = pb.CANCEL_REASON_SUPERSEDED
         self._stopped_by_string = False
-        self._reason = reason
+        self._cause = cause
+        # Tokens from decode that came before prefill's last word on the prompt.
+        self._early: list[tuple[Worker, Token]] = []
+        self._awaits_scores = not group.scores.complete
 
     @property
     def live(self) -> list[Choice]:
@@ -138,7 +141,7 @@ class Attempts:
     @property
     def is_replay(self) -> bool:
         """Whether there was an attempt before."""
-        return self._reason != "first"
+        return self._cause is not None
 
     def start(self) -> None:
         """Dispatch the first attempt."""
@@ -156,12 +159,13 @@ class Attempts:
         key = self._key = AttemptKey(group.group, next(group.attempt_numbers))
         self._leave_line()
         self._prefill_error = None
+        self._early = []
         attempt = group.describe(key, [choice.sibling for choice in self.live], len(token_ids), self._loop.time())
         parts = [
             pb.Command(prompt_part=part)
             for part in prompt_parts(key.group.counter, key.attempt, token_ids, self._context.message_bytes)
         ]
-        self._context.metrics.attempt_started(self._reason)
+        self._context.metrics.attempt_started("first" if self._cause is None else self._cause.code.value)
         self._apply(Dispatched(prefill, decode))
         reserve = pb.Reserve(attempt=attempt)
         run = pb.Run(attempt=attempt)
@@ -179,6 +183,9 @@ class Attempts:
     # What workers say of the current attempt.
 
     def take_token(self, worker: Worker, token: Token) -> None:
+        if self._awaits_scores and not self._may_accept(worker):
+            self._early.append((worker, token))
+            return
         choice = self._choices.get(token.sibling)
         if choice is None or (choice.ended and token.position >= choice.next_position):
             self._context.metrics.tokens_overshoot()
@@ -205,6 +212,14 @@ class Attempts:
             self._end(choice, by_rule=token.finish is not None)
         self._owner.on_progress()
 
+    def take_prompt_logprobs(self, worker: Worker, part: PromptLogprobs) -> None:
+        """A stretch of the prompt's log-probabilities; the answers wait for the last one."""
+        self._group.scores.take(part)
+        if self._group.scores.complete:
+            early, self._early = self._early, []
+            for sender, token in early:
+                self.take_token(sender, token)
+
     def take_stage(self, worker: Worker, report: StageReport) -> None:
         self._owner.on_stage(report)
         state = self._state
@@ -222,6 +237,11 @@ class Attempts:
         self.avoided.add(worker.name)
         if worker is state.prefill:
             self._prefill_error = error
+            if state.decode is not None and not self._group.scores.complete:
+                # Decode may run, but cannot say what is missing of the prompt.
+                state.decode.cancel(self._key, self._cancel_reason)
+                self._apply(DecodeFailed(error, self._may_retry(error)))
+                return
             self._apply(PrefillFailed(error, self._may_retry(error)))
             return
         # Decode was only told to give up what prefill had lost: that is the cause.
@@ -230,6 +250,12 @@ class Attempts:
         self._apply(DecodeFailed(error, self._may_retry(error)))
 
     # Own decisions.
+
+    def _may_accept(self, worker: Worker) -> bool:
+        """Prefill's tokens follow its word on the prompt; decode's may overtake it."""
+        self._awaits_scores = not self._group.scores.complete or bool(self._early)
+        state = self._state
+        return not self._awaits_scores or (isinstance(state, Prefilling) and worker is state.prefill)
 
     def _end(self, choice: Choice, *, by_rule: bool) -> None:
         if not by_rule:
@@ -293,7 +319,7 @@ class Attempts:
 
     def _schedule_retry(self, error: PdserveError) -> None:
         config = self._context.config
-        self._reason = error.code.value
+        self._cause = error
         backoff_s = 0.0
         if error.spec.fault is not Fault.CAPACITY:
             backoff_s = min(config.retry_backoff_s * 2**self._failures, _LONGEST_BACKOFF_S)
@@ -314,7 +340,7 @@ class Attempts:
                 self._owner,
                 failures=self._failures,
                 avoided=frozenset(self.avoided),
-                reason=self._reason,
+                cause=self._cause,
             )
             for choice in live
         ]
@@ -339,9 +365,10 @@ class Attempts:
 
     def _refuse(self) -> None:
         """Waited for a worker in vain."""
+        before = f"; before that: {self._cause.message}" if self._cause is not None else ""
         error = PdserveError(
             ErrorCode.no_capacity,
-            f"no worker could take the request within {self._context.config.wait_s:g} s",
+            f"no worker could take the request within {self._context.config.wait_s:g} s{before}",
             retry_after_s=self._context.dispatcher.line.retry_after_s,
         )
         self._apply(DispatchFailed(error, may_retry=False))

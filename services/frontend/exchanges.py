@@ -45,7 +45,7 @@ class Exchange:
         self.error: PdserveError | None = None
         self._exchanges = exchanges
         self._task = asyncio.current_task()
-        self._unsent_bytes = 0
+        self._taken_bytes = 0
         self._progress_s = self.arrival_s
         self._client_gone = False
         self._started = False
@@ -89,10 +89,9 @@ class Exchange:
             self._leave()
             return
         unsent_bytes = transport.get_write_buffer_size()
-        if unsent_bytes == 0 or unsent_bytes != self._unsent_bytes:
-            self._unsent_bytes, self._progress_s = unsent_bytes, now_s
-        elif now_s - self._progress_s >= config.stall_timeout_s:
-            _logger.info("a client took nothing for %g s", config.stall_timeout_s)
+        lag = self._lag(unsent_bytes, now_s, config)
+        if lag is not None:
+            _logger.info("a client is given up: it %s", lag)
             transport.abort()
             self._leave()
             return
@@ -100,6 +99,20 @@ class Exchange:
             self.heartbeat_due = True
             if self.answer is not None:
                 self.answer.wake()
+
+    def _lag(self, unsent_bytes: int, now_s: float, config: FrontendConfig) -> str | None:
+        """In what way the client is too slow to be waited for; None if it is not."""
+        # What the kernel took, not what is left: more text may have been written meanwhile.
+        taken_bytes = self.request.writer.output_size - unsent_bytes
+        if unsent_bytes == 0 or taken_bytes != self._taken_bytes:
+            self._taken_bytes, self._progress_s = taken_bytes, now_s
+            longest_s = config.total_timeout_s + config.stall_timeout_s
+            return f"has read for {longest_s:g} s" if now_s - self.arrival_s >= longest_s else None
+        if now_s - self._progress_s >= config.stall_timeout_s:
+            return f"took nothing for {config.stall_timeout_s:g} s"
+        if self.answer is not None and self.answer.unread_bytes > config.max_unread_bytes:
+            return f"left more than {config.max_unread_bytes} bytes unread"
+        return None
 
     def _leave(self) -> None:
         if self._task is not None and not self._client_gone:

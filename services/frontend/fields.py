@@ -1,7 +1,10 @@
 """Fields of request bodies that take more than one shape, each read into one."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from pdserve.core.errors import ErrorCode, InvalidRequest
 from services.frontend.request import Prompt
@@ -10,6 +13,20 @@ MAX_STOPS = 4
 MAX_PROMPTS = 2048
 UNSUPPORTED = "is not supported by this server"
 _ECHO_CHARACTERS = 200
+
+
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(TypedDict):
+    """A message as clients send it. Further keys are the chat template's to read."""
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
 
 
 def echo(value: object) -> str:

@@ -1,9 +1,7 @@
 """The frontend process: its parts, put together, from the first session to the last stream."""
 
 import asyncio
-import errno
 import logging
-import socket
 import time
 from collections.abc import Coroutine
 
@@ -21,22 +19,19 @@ from pdserve.wire.cluster_client import ClusterClient
 from services.frontend.admission import Admission, ServedModel
 from services.frontend.app import make_app
 from services.frontend.attempts import AttemptsContext
+from services.frontend.connections import Site
 from services.frontend.dispatcher import Dispatcher
 from services.frontend.exchanges import Exchanges
 from services.frontend.generate import GenerateHandler
+from services.frontend.intake import Intake
+from services.frontend.listener import open_listener
 from services.frontend.membership import Member, Membership
+from services.frontend.pages import Pages
+from services.frontend.tokenize import TokenizeHandler
 from services.frontend.tokenizer import Tokenizer, TokenizerPool
 from services.frontend.workers import Worker
 
-# Small, so that a reader that has stopped is noticed by its stream and not by this machine's memory.
-_SEND_BUFFER_BYTES = 64 << 10
 _FAREWELL_S = 2.0
-# A client that vanishes without a word is noticed after half a minute, whether or not something is being sent to it.
-_VANISHED_PEER_OPTIONS = {
-    getattr(socket, name): value
-    for name, value in (("TCP_USER_TIMEOUT", 30_000), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-    if hasattr(socket, name)
-}
 
 _logger = logging.getLogger(__name__)
 
@@ -72,8 +67,10 @@ class Frontend:
         self._tokenizers = TokenizerPool(tokenizer)
         context = AttemptsContext(config, session.message_bytes, self.dispatcher, self.metrics)
         admission = Admission(served, self._tokenizers, self._mint, context)
-        self._generate = GenerateHandler(admission, self._tokenizers, self.exchanges, config, self.metrics)
-        app = make_app(self._generate, served, self.membership, self.registry)
+        intake = Intake(config, self._tokenizers)
+        self._generate = GenerateHandler(admission, self._tokenizers, intake, self.exchanges, config, self.metrics)
+        pages = Pages(self._generate, served, self.membership, self.registry)
+        app = make_app(self._generate, TokenizeHandler(served, self._tokenizers, intake), pages, config)
         # aiohttp lets a handler run on after its client has gone unless told otherwise.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_FAREWELL_S, handle_signals=False
@@ -103,10 +100,10 @@ class Frontend:
         """
         if not self._config.workers and not self._config.controller:
             raise StartupError("no workers: set frontend.controller, or frontend.workers to their session addresses")
-        listener = _listen(self._config.host, self._config.port)
+        listener = open_listener(self._config)
         self.port = listener.getsockname()[1]
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=1024).start()
+        await Site(self._runner, listener, self._config.listen_backlog).start()
         if self._config.workers:
             self.membership.set_members(Member(address) for address in self._config.workers)
         else:
@@ -121,7 +118,12 @@ class Frontend:
         return self._generate.stopping
 
     async def stop(self) -> None:
-        """Refuse new requests, let the open ones end for a while, tell the rest, and close."""
+        """Be ready no more, refuse new requests once load balancers know, let the open ones end for a while, tell the
+        rest, and close.
+        """
+        self._generate.leaving = True
+        if self._config.balancer_wait_s > 0:
+            await asyncio.sleep(self._config.balancer_wait_s)
         self._generate.stopping = True
         if not await self._emptied(self._config.shutdown_s):
             self.exchanges.fail_all(PdserveError(ErrorCode.shutting_down, "the server stopped before the answer ended"))
@@ -150,24 +152,3 @@ class Frontend:
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket whose connections have small send buffers and notice a peer that is gone."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        for option, value in _VANISHED_PEER_OPTIONS.items():
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
-        listener.bind((host, port))
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise StartupError(
-                f"port {port} on {host} is taken: stop what listens there, or set frontend.port"
-            ) from None
-        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}; check frontend.host") from None
-    return listener

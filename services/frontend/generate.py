@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -14,20 +15,21 @@ from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.telemetry.metrics import FrontendMetrics
 from services.frontend.admission import Admission
 from services.frontend.answers import Answer
+from services.frontend.bodies import error_body
+from services.frontend.chat_responses import ChatShape
 from services.frontend.choices import Piece
+from services.frontend.completion_responses import CompletionShape
 from services.frontend.exchanges import Exchange, Exchanges
+from services.frontend.intake import Intake
 from services.frontend.request import Endpoint, GenerateRequest
-from services.frontend.responses import ResponseShape, encode_json, timings_of
-from services.frontend.schemas import error_body, parse_body, parse_chat, parse_completion
+from services.frontend.responses import ResponseShape, json_response, timings_of
+from services.frontend.schemas import parse_chat, parse_completion
 from services.frontend.sse import EventStream
 from services.frontend.tokenizer import TokenizerPool
 
-# A longer body is parsed off the loop.
-_LONG_BODY_BYTES = 64 << 10
-_ID_PREFIXES = {Endpoint.CHAT: "chatcmpl-", Endpoint.COMPLETION: "cmpl-"}
-_PARSERS: Mapping[Endpoint, Callable[[Mapping[str, Any]], GenerateRequest]] = {
-    Endpoint.CHAT: parse_chat,
-    Endpoint.COMPLETION: parse_completion,
+_SHAPES: Mapping[Endpoint, tuple[type[ChatShape] | type[CompletionShape], str]] = {
+    Endpoint.CHAT: (ChatShape, "chatcmpl-"),
+    Endpoint.COMPLETION: (CompletionShape, "cmpl-"),
 }
 
 
@@ -36,14 +38,17 @@ class GenerateHandler:
     """Answers the two endpoints.
 
     Attributes:
+        leaving: this server is not ready any more; load balancers are to notice.
         stopping: new requests are refused.
     """
 
     admission: Admission
     tokenizers: TokenizerPool
+    intake: Intake
     exchanges: Exchanges
     config: FrontendConfig
     metrics: FrontendMetrics
+    leaving: bool = False
     stopping: bool = False
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -56,44 +61,22 @@ class GenerateHandler:
         with Exchange(http, self.exchanges) as exchange:
             if self.stopping:
                 raise PdserveError(ErrorCode.shutting_down, "this server is stopping", retry_after_s=1.0)
-            request = await self._parse(http, endpoint)
+            request = await self.intake.read(http, self._parser(endpoint))
             exchange.started(request.model)
             answer = await self.admission.admit(request, exchange.arrival_s)
             self.metrics.prompt_read(answer.prompt_tokens)
-            shape = ResponseShape(
-                request,
-                answer,
-                self.tokenizers.tokenizer,
-                _ID_PREFIXES[endpoint] + uuid4().hex,
-                int(time.time()),
-            )
+            make_shape, prefix = _SHAPES[endpoint]
+            shape = make_shape(request, answer, self.tokenizers.tokenizer, prefix + uuid4().hex, int(time.time()))
             with answer:
                 exchange.answer = answer
                 if request.stream:
                     return await self._stream(exchange, request, answer, shape)
                 return await self._buffer(exchange, request, answer, shape)
 
-    async def _parse(self, http: web.Request, endpoint: Endpoint) -> GenerateRequest:
-        if http.headers.get("Content-Type") and not http.content_type.endswith("json"):
-            raise PdserveError(
-                ErrorCode.unsupported_media_type, f"the body must be application/json, not {http.content_type[:200]}"
-            )
-        body = await self._read(http)
-        parse = _PARSERS[endpoint]
-        if len(body) > _LONG_BODY_BYTES:
-            return await self.tokenizers.run(lambda _: parse(parse_body(body)))
-        return parse(parse_body(body))
-
-    async def _read(self, http: web.Request) -> bytes:
-        limit_s = self.config.idle_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await http.read()
-        except TimeoutError:
-            raise PdserveError(ErrorCode.body_timeout, f"the body did not come within {limit_s:g} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            limit_bytes = self.config.max_body_bytes
-            raise PdserveError(ErrorCode.body_too_large, f"the body is longer than {limit_bytes} bytes") from None
+    def _parser(self, endpoint: Endpoint) -> Callable[[Mapping[str, Any]], GenerateRequest]:
+        if endpoint is Endpoint.CHAT:
+            return parse_chat
+        return partial(parse_completion, max_logprobs=self.config.max_logprobs)
 
     async def _stream(
         self, exchange: Exchange, request: GenerateRequest, answer: Answer, shape: ResponseShape
@@ -110,7 +93,7 @@ class GenerateHandler:
                         continue
                     events = shape.piece_events(choice, piece)
                     if ttft_s is None:
-                        events[:0] = shape.opening()
+                        events = [*shape.opening(), *events]
                     for event in events:
                         await stream.send(event)
                     if ttft_s is None:
@@ -146,4 +129,4 @@ class GenerateHandler:
                 raise answer.error
         pieces = [choice.take() or Piece("", (), choice.finish) for choice in answer.choices]
         self.metrics.first_token(request.model, asyncio.get_running_loop().time() - exchange.arrival_s)
-        return web.Response(body=encode_json(shape.body(pieces)), content_type="application/json")
+        return json_response(shape.body(pieces))

@@ -1,7 +1,7 @@
 """One prompt and how it is to be answered: what stays the same over all attempts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from pdserve.core.attempt import Attempt
@@ -9,6 +9,7 @@ from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.wire.attempts import attempt_to_proto
+from services.frontend.prompt_scores import PromptScores
 
 # A deadline that has just passed is still one.
 _LEAST_REMAINING_S = 0.001
@@ -20,6 +21,7 @@ class Group:
 
     Attributes:
         attempt_numbers: numbers of attempts, each used once in the group.
+        scores: the prompt's log-probabilities, whichever attempt brings them.
         arrival_s, deadline_s: on the loop's clock.
     """
 
@@ -33,6 +35,7 @@ class Group:
     arrival_s: float
     deadline_s: float
     attempt_numbers: "count[int]"
+    scores: PromptScores = field(default_factory=PromptScores)
 
     def describe(self, key: AttemptKey, siblings: Sequence[int], total_tokens: int, now_s: float) -> pb.Attempt:
         """One attempt, as workers are told of it.
@@ -46,7 +49,7 @@ class Group:
                 siblings=tuple(siblings),
                 prompt_tokens=len(self.prompt_ids),
                 total_tokens=total_tokens,
-                params=self.params,
+                params=replace(self.params, prompt_logprobs=None) if self.scores.complete else self.params,
                 seed=self.seed,
                 model=self.model,
                 cache_scope=self.cache_scope,

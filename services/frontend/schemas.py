@@ -1,46 +1,31 @@
-"""Request bodies: from bytes to a GenerateRequest that cannot be wrong, or a 400 that names the field."""
+"""Request bodies: from JSON to a GenerateRequest that cannot be wrong, or a 400 that names the field."""
 
-import json
-import math
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
-from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
-from pdserve.core.sampling import MAX_SIBLINGS, SamplingParams
-from services.frontend.fields import UNSUPPORTED, echo, parse_logit_bias, parse_messages, parse_prompt, parse_stop
+from pdserve.core.errors import ErrorCode, InvalidRequest
+from pdserve.core.sampling import MAX_SIBLINGS, MAX_TOP_LOGPROBS, SamplingParams
+from services.frontend.fields import (
+    MAX_PROMPTS,
+    MAX_STOPS,
+    UNSUPPORTED,
+    Message,
+    echo,
+    parse_logit_bias,
+    parse_messages,
+    parse_prompt,
+    parse_stop,
+)
 from services.frontend.request import Endpoint, GenerateRequest, Prompt
+from services.frontend.strict_json import INTEGERS, field_path
 
-MAX_DEPTH = 64
 DEFAULT_COMPLETION_TOKENS = 16
 _UNLIMITED_TOKENS = 2**31 - 1
-_PATH_CHARACTERS = 100
-_INTEGERS = range(-(2**63), 2**64)
 _REFUSED_FIELDS = ("tools", "tool_choice", "functions", "function_call", "prompt_logprobs", "suffix")
 T = TypeVar("T")
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """JSON, strictly: UTF-8, an object, finite numbers of 64 bits, real text, at most MAX_DEPTH levels.
-
-    Raises:
-        PdserveError: invalid_request; names the field where there is one.
-    """
-    try:
-        value = json.loads(body.decode())
-    except UnicodeDecodeError as error:
-        raise _invalid_body(f"the body is not UTF-8 (byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise _invalid_body(f"the body is not valid JSON: {error.msg} at character {error.pos}") from error
-    except ValueError as error:
-        raise _invalid_body("a number in the body has too many digits") from error
-    except RecursionError as error:
-        raise _invalid_body(f"the body is nested deeper than {MAX_DEPTH} levels") from error
-    if not isinstance(value, dict):
-        raise _invalid_body("the body must be a JSON object")
-    _check_values(value)
-    return value
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerateRequest:
@@ -50,7 +35,7 @@ def parse_chat(body: Mapping[str, Any]) -> GenerateRequest:
         InvalidRequest: names the field.
     """
     _refuse(body)
-    chat = _validated(ChatBody, body)
+    chat = validated(ChatBody, body)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise InvalidRequest("top_logprobs", "top_logprobs needs logprobs to be true")
     if chat.add_generation_prompt and chat.continue_final_message:
@@ -83,14 +68,12 @@ def parse_completion(body: Mapping[str, Any], *, max_logprobs: int = 5) -> Gener
         InvalidRequest: names the field.
     """
     _refuse(body)
-    completion = _validated(CompletionBody, body)
+    completion = validated(CompletionBody, body)
     logprobs, n = completion.logprobs, _or(completion.n, 1)
     if completion.best_of not in (None, n):
         raise InvalidRequest("best_of", f"best_of must equal n ({n})", ErrorCode.unsupported)
     if logprobs is not None and not 0 <= logprobs <= max_logprobs:
         raise InvalidRequest("logprobs", f"logprobs must be between 0 and {max_logprobs}, not {logprobs}")
-    if completion.echo and logprobs is not None:
-        raise InvalidRequest("echo", f"echo with logprobs {UNSUPPORTED}", ErrorCode.unsupported)
     return GenerateRequest(
         endpoint=Endpoint.COMPLETION,
         prompts=completion.prompt,
@@ -102,41 +85,49 @@ def parse_completion(body: Mapping[str, Any], *, max_logprobs: int = 5) -> Gener
             max_tokens_param="max_tokens",
             default_tokens=DEFAULT_COMPLETION_TOKENS,
             top_logprobs=logprobs,
+            prompt_logprobs=logprobs if completion.echo else None,
         ),
     )
 
 
-def error_body(error: PdserveError) -> dict[str, Any]:
-    """The API's error envelope."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.spec.openai_type,
-            "param": error.param,
-            "code": error.code.name,
-        }
-    }
+def _documented(kind: str, **bounds: float) -> WithJsonSchema:
+    """What the OpenAPI document says of a number whose range SamplingParams or the parser checks."""
+    return WithJsonSchema({"type": kind, **bounds})
 
 
+Penalty = Annotated[float, _documented("number", minimum=-2, maximum=2)]
+Bias = Annotated[float, _documented("number", minimum=-100, maximum=100)]
 Messages = Annotated[
-    tuple[dict[str, Any], ...], PlainValidator(parse_messages, json_schema_input_type=list[dict[str, Any]])
+    tuple[dict[str, Any], ...],
+    PlainValidator(parse_messages, json_schema_input_type=Annotated[list[Message], Field(min_length=1)]),
 ]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompts = Annotated[
     tuple[Prompt, ...],
-    PlainValidator(parse_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    PlainValidator(
+        parse_prompt,
+        json_schema_input_type=str | _Ids | Annotated[list[str], _Several] | Annotated[list[_Ids], _Several],
+    ),
 ]
-Stops = Annotated[tuple[str, ...], PlainValidator(parse_stop, json_schema_input_type=str | list[str] | None)]
-LogitBias = Annotated[
-    dict[int, float], PlainValidator(parse_logit_bias, json_schema_input_type=dict[str, float] | None)
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(
+        parse_stop, json_schema_input_type=_Text | Annotated[list[_Text], Field(max_length=MAX_STOPS)] | None
+    ),
 ]
+LogitBias = Annotated[dict[int, float], PlainValidator(parse_logit_bias, json_schema_input_type=dict[str, Bias] | None)]
 TokenCount = Annotated[int, Field(ge=1, le=_UNLIMITED_TOKENS)]
 
 
-class _Strict(BaseModel):
+class StrictBody(BaseModel):
+    """A request body: no conversions, and unknown fields are left alone."""
+
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(StrictBody):
     """`stream_options`."""
 
     include_usage: bool | None = None
@@ -144,26 +135,26 @@ class StreamOptions(_Strict):
     include_timings: bool | None = None
 
 
-class SharedBody(_Strict):
+class SharedBody(StrictBody):
     """What both bodies have. null means the default everywhere; ranges of sampling parameters are SamplingParams's."""
 
     model: str
     max_tokens: TokenCount | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, _documented("number", minimum=0, maximum=2)] | None = None
+    top_p: Annotated[float, _documented("number", exclusiveMinimum=0, maximum=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SIBLINGS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Stops = ()
-    seed: Annotated[int, Field(ge=_INTEGERS.start, lt=_INTEGERS.stop)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    seed: Annotated[int, Field(ge=INTEGERS.start, lt=INTEGERS.stop)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
     user: str | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_p: Annotated[float, _documented("number", minimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[float, _documented("number", minimum=0.001, maximum=1000)] | None = None
+    min_tokens: Annotated[int, _documented("integer", minimum=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -180,7 +171,7 @@ class ChatBody(SharedBody):
     messages: Messages
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, _documented("integer", minimum=0, maximum=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -191,12 +182,18 @@ class CompletionBody(SharedBody):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: Annotated[int, _documented("integer", minimum=0, maximum=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, _documented("integer", minimum=1)] | None = None
 
 
 def _shared(
-    body: SharedBody, *, max_tokens: int | None, max_tokens_param: str, default_tokens: int, top_logprobs: int | None
+    body: SharedBody,
+    *,
+    max_tokens: int | None,
+    max_tokens_param: str,
+    default_tokens: int,
+    top_logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
@@ -216,6 +213,7 @@ def _shared(
         logit_bias=body.logit_bias,
         stop_ids=frozenset(body.stop_token_ids or ()),
         top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
     return {
         "model": body.model,
@@ -252,10 +250,11 @@ def _refuse(body: Mapping[str, Any]) -> None:
         )
 
 
-Body = TypeVar("Body", bound=SharedBody)
-
-
-def _validated(model: type[Body], body: Mapping[str, Any]) -> Body:
+def validated(model: type[Body], body: Mapping[str, Any]) -> Body:
+    """
+    Raises:
+        InvalidRequest: names the field.
+    """
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -264,84 +263,11 @@ def _validated(model: type[Body], body: Mapping[str, Any]) -> Body:
 
 def _invalid_field(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False, include_context=False)[0]
-    param = _path(first["loc"])
+    param = field_path(first["loc"])
     if first["type"] == "missing":
         return InvalidRequest(param, f"{param} is required")
     reason = first["msg"].removeprefix("Input ")
     return InvalidRequest(param, f"{param} {reason}, not {echo(first['input'])}")
-
-
-def _path(steps: Iterable[int | str]) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    return path.removeprefix(".")[:_PATH_CHARACTERS]
-
-
-def _invalid_body(message: str) -> PdserveError:
-    return PdserveError(ErrorCode.invalid_request, message)
-
-
-class _Place(NamedTuple):
-    """Where a value stands in the body; a step costs the same at any depth."""
-
-    parent: "_Place | None"
-    step: int | str
-    depth: int
-
-    def child(self, step: int | str) -> "_Place":
-        return _Place(self, step, self.depth + 1)
-
-    @property
-    def path(self) -> str:
-        steps: list[int | str] = []
-        place = self
-        while place.parent is not None:
-            steps.append(place.step)
-            place = place.parent
-        return _path(reversed(steps))
-
-
-def _check_values(body: dict[str, Any]) -> None:
-    """Every key, text and number of the body. Containers wait on a stack, so depth costs no recursion."""
-    pending: list[tuple[_Place, dict[str, Any] | list[Any]]] = [(_Place(None, "", 0), body)]
-    while pending:
-        place, container = pending.pop()
-        if place.depth >= MAX_DEPTH:
-            raise InvalidRequest(place.path, f"{place.path} is nested deeper than {MAX_DEPTH} levels")
-        if isinstance(container, dict):
-            for key in container:
-                _check_text(place, key)
-        elif set(map(type, container)) == {int}:
-            # A prompt of a million ids.
-            _check_integer(place, max(container))
-            _check_integer(place, min(container))
-            continue
-        for step, value in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(value, str):
-                if not value.isascii():
-                    _check_text(place.child(step), value)
-            elif isinstance(value, float):
-                if not math.isfinite(value):
-                    path = place.child(step).path
-                    raise InvalidRequest(path, f"{path} must be a finite number")
-            elif isinstance(value, int):
-                if value not in _INTEGERS:
-                    _check_integer(place.child(step), value)
-            elif isinstance(value, (dict, list)):
-                pending.append((place.child(step), value))
-
-
-def _check_integer(place: _Place, value: int) -> None:
-    if value not in _INTEGERS:
-        raise InvalidRequest(place.path, f"{place.path} holds an integer that does not fit 64 bits")
-
-
-def _check_text(place: _Place, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        path = place.path
-        message = f"{path or 'the body'} holds a lone surrogate, which is not text"
-        raise PdserveError(ErrorCode.invalid_request, message, param=path or None) from error
 
 
 def _or(value: T | None, default: T) -> T:

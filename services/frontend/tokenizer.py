@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,6 +104,19 @@ class Tokenizer:
             raise InvalidRequest(param, f"{param} holds a lone surrogate, which is not text") from error
         return ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of a prompt, and the character of `text` at which each begins.
+
+        Raises:
+            InvalidRequest: the text holds lone surrogates.
+        """
+        try:
+            encoding = self._backend.encode(text)
+        except TypeError as error:
+            raise InvalidRequest("prompt", "prompt holds a lone surrogate, which is not text") from error
+        # Tokens that the tokenizer adds have no place in the text; they count as where they stand.
+        return encoding.ids, list(accumulate((begin for begin, _ in encoding.offsets), max))
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -110,9 +124,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """The ids of a conversation, by the model's chat template.
 
+        Args:
+            add_special_tokens: add the tokenizer's own beside those of the template.
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or the arguments are not allowed.
         """
@@ -133,20 +150,27 @@ class Tokenizer:
         except Exception as error:
             reason = str(error)[:_ECHO_CHARACTERS]
             raise InvalidRequest("messages", f"messages do not fit the model's chat template: {reason}") from error
-        return self.encode(str(text), add_special_tokens=False, param="messages")
+        return self.encode(str(text), add_special_tokens=add_special_tokens, param="messages")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids, all at once."""
         tokens = (self.plan.token(token_id, skip_special_tokens) for token_id in token_ids)
         return self.plan.decode(token for token in tokens if token is not None)
 
+    def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """The character at which each id's text begins, and the text of all of them."""
+        detokenizer = Detokenizer(self.plan, skip_special_tokens=False)
+        pieces = [detokenizer.push(token_id) for token_id in token_ids]
+        offsets = [end - len(piece) for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True)]
+        return offsets, "".join(pieces) + detokenizer.flush()
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, as bytes; part of a character, perhaps."""
         return self.plan.token_bytes(token_id)
 
-    def token_text(self, token_id: int) -> str:
-        """What one token adds to a text; U+FFFD stands for parts of characters."""
-        return self.plan.token_bytes(token_id).decode(errors="replace")
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an unknown id."""
+        return self.plan.token(token_id, skip_special_tokens=False) or ""
 
     def _check_streaming(self, folder: Path) -> None:
         """The library's own decoder has the last word on what this tokenizer's text is."""

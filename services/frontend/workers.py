@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pdserve.config import SessionConfig
 from pdserve.core.errors import ErrorCode, Fault, IllegalTransition, PdserveError
-from pdserve.core.events import EngineLoad, Role, StageReport, Token
+from pdserve.core.events import EngineLoad, PromptLogprobs, Role, StageReport, Token
 from pdserve.core.ids import AttemptKey
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.telemetry.metrics import FrontendMetrics
@@ -27,6 +27,8 @@ class Carried(Protocol):
     """What a worker carries: an attempt, which hears what happens to it there."""
 
     def take_token(self, worker: "Worker", token: Token) -> None: ...
+
+    def take_prompt_logprobs(self, worker: "Worker", part: PromptLogprobs) -> None: ...
 
     def take_stage(self, worker: "Worker", report: StageReport) -> None: ...
 
@@ -191,6 +193,16 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - one request's defect must not take the others' session along
                 self._give_up(token.key, error)
 
+    def on_prompt_logprobs(self, parts: Sequence[PromptLogprobs]) -> None:
+        for part in parts:
+            attempt = self.carried.get(part.key)
+            if attempt is None:
+                continue
+            try:
+                attempt.take_prompt_logprobs(self, part)
+            except Exception as error:  # noqa: BLE001 - as for tokens
+                self._give_up(part.key, error)
+
     def on_stages(self, stages: Sequence[StageReport]) -> None:
         for report in stages:
             self._metrics.stage_took(report)
@@ -244,7 +256,9 @@ class Worker:
         """What the worker said of an attempt cannot be, or cannot be handled here."""
         _logger.error("attempt %s on worker %s", key, self.name, exc_info=cause)
         self.cancel(key, pb.CANCEL_REASON_SUPERSEDED)
-        if isinstance(cause, IllegalTransition):
+        if isinstance(cause, PdserveError):
+            error = cause
+        elif isinstance(cause, IllegalTransition):
             error = PdserveError(ErrorCode.protocol_violation, f"worker {self.name} broke the protocol: {cause}")
         else:
             error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")

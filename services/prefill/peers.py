@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
 import grpc.aio
 
 from pdserve.core.errors import ErrorCode, PdserveError
@@ -31,6 +32,8 @@ class _Peer:
 class Peers:
     """Channels by address. A worker that was replaced at its address, or whose connection broke, is met anew.
 
+    With each push, those that are not connected and take none are forgotten: decode workers come and go.
+
     Args:
         worker_id, epoch, geometry: of this worker.
         meet_s: how long a peer may take to answer.
@@ -56,6 +59,7 @@ class Peers:
         Raises:
             PdserveError: it cannot be reached, is in another life, or its cache has another shape.
         """
+        await self._close_unused()
         peer = self._peer(address, epoch)
         peer.pushes += 1
         self._pushes += 1
@@ -88,6 +92,8 @@ class Peers:
             self._forget(known)
         channel = dial(address)
         meeting = asyncio.create_task(self._meet(channel, address, epoch))
+        # Pushes hear of its failure; there may be none left to hear it.
+        meeting.add_done_callback(lambda done: done.cancelled() or done.exception())
         peer = self._peers[address] = _Peer(address, epoch, channel, meeting)
         return peer
 
@@ -105,6 +111,13 @@ class Peers:
         if theirs.epoch != epoch:
             raise PdserveError(ErrorCode.stale_epoch, f"the decode worker at {address} is not the one of the ticket")
         compare_geometry(self._worker_id, self._geometry, theirs.worker_id, geometry_from_proto(theirs.geometry))
+
+    async def _close_unused(self) -> None:
+        for peer in list(self._peers.values()):
+            connected = peer.channel.get_state() is grpc.ChannelConnectivity.READY
+            if not peer.pushes and peer.meeting.done() and not connected:
+                self._forget(peer)
+                await _close(peer)
 
     def _forget(self, peer: _Peer) -> None:
         peer.forgotten = True

@@ -73,7 +73,9 @@ class Push:
         self._stop_reason: PdserveError | None = None
         self._call: PushCall | None = None
         self._changed = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._outcome())
+        # Unlike the task's own code this also runs for one that is cancelled before its first step.
+        self._task.add_done_callback(self._tell)
 
     def extend(self, progress: Progress) -> None:
         """More of the prompt's cache may be read."""
@@ -96,11 +98,10 @@ class Push:
             # A peer that takes nothing any more must not keep the blocks.
             asyncio.get_running_loop().call_later(self._stop_s, self._call.cancel)
 
-    async def _run(self) -> None:
-        error = await self._outcome()
+    def _tell(self, task: "asyncio.Task[PdserveError | None]") -> None:
         if self._stopping:
             self._listener.on_stopped()
-        elif error is not None:
+        elif (error := task.result()) is not None:
             self._listener.on_failed(error)
         else:
             self._listener.on_acknowledged()

@@ -1,6 +1,6 @@
 """Workers that answer every attempt with the same tokens, and with log-probabilities where they are asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdserve.core.events import FinishReason, Token, TokenLogprobs
 from pdserve.core.ids import AttemptKey, GroupId
@@ -23,12 +23,17 @@ def logprobs_of(token_id: int, index: int, count: int) -> TokenLogprobs:
 
 
 def answering(
-    ids: Sequence[int], finish: FinishReason = FinishReason.LENGTH, *, one_by_one: bool = True
+    ids: Sequence[int],
+    finish: FinishReason = FinishReason.LENGTH,
+    *,
+    one_by_one: bool = True,
+    score: Callable[[FakeWorker, session_pb2.Attempt], None] | None = None,
 ) -> tuple[FakeWorker, FakeWorker]:
     """A prefill worker that says the first token, and a decode worker that says all of them.
 
     Args:
         one_by_one: each token in a message of its own.
+        score: what prefill says of the prompt before its first token, when decode has said everything.
     """
     prefill, decode = pair()
 
@@ -51,10 +56,14 @@ def answering(
                 )
                 for index, token_id in enumerate(rest)
             ]
-            worker.step(tokens[:1])
+            if score is None:
+                worker.step(tokens[:1])
             if len(tokens) > 1:
                 for part in [[token] for token in tokens] if one_by_one else [tokens]:
                     decode.step(part)
+            if score is not None:
+                score(worker, attempt)
+                worker.step(tokens[:1])
 
     prefill.on_command = on_run
     return prefill, decode

@@ -5,11 +5,13 @@ import gzip
 import io
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
 
 from pdserve.core.events import FinishReason
+from services.frontend.strict_json import parse_body
 from tests.contract.answering import answering
 from tests.contract.documented import assert_envelope
 from tests.fake_worker import MODEL
@@ -213,6 +215,23 @@ async def test_a_client_that_waits_to_send_its_body_is_told_to() -> None:
         data = json.dumps(BODY).encode()
         async with stack.http.post(stack.url + "/v1/completions", data=data, headers=JSON, expect100=True) as response:
             assert response.status == 200
+
+
+@pytest.mark.asyncio
+async def test_long_bodies_are_parsed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[int] = []
+
+    def parse(body: bytes) -> dict[str, Any]:
+        parsers.append(threading.get_ident())
+        return parse_body(body)
+
+    monkeypatch.setattr("services.frontend.intake.parse_body", parse)
+    async with frontend_with(*answering(ids_of("hi"))) as stack:
+        for padding in ("", " " * (64 << 10)):
+            data = (padding + json.dumps(BODY)).encode()
+            async with stack.http.post(stack.url + "/v1/completions", data=data, headers=JSON) as response:
+                assert response.status == 200
+    assert [parser == threading.get_ident() for parser in parsers] == [True, False]
 
 
 @pytest.mark.asyncio

@@ -1,7 +1,6 @@
 """The official Node SDK does its ordinary work here."""
 
 import asyncio
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pdserve.model_folder import cache_dir
 from tests.contract.answering import answering
 from tests.fake_worker import MODEL
 from tests.frontend_stack import frontend_with, ids_of
+from tests.programs import not_run, require_program
 
 PACKAGE = "openai@7.59.0"
 SCRIPT = Path(__file__).with_name("openai_node.mjs")
@@ -21,8 +21,7 @@ TEXT = "The quick brown 😀 fox"
 def sdk_folder() -> Path:
     """Where the SDK is installed; kept between runs."""
     for program, package in (("node", "nodejs"), ("npm", "npm")):
-        if shutil.which(program) is None:
-            pytest.skip(f"not run: {program} is missing (Debian package {package})")
+        require_program(program, package=package)
     folder = cache_dir() / "node" / PACKAGE
     if not (folder / "node_modules" / "openai").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +34,7 @@ def sdk_folder() -> Path:
             check=False,
         )
         if install.returncode != 0:
-            pytest.skip(f"not run: npm could not install {PACKAGE}: {install.stderr.strip()[-200:]}")
+            not_run(f"npm could not install {PACKAGE}: {install.stderr.strip()[-200:]}")
     return folder
 
 

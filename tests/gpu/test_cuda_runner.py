@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from pdserve.engine.attention.base import PagedCache
-from pdserve.engine.attention.cuda import CudaBackend, largest_difference
-from pdserve.engine.attention.reference import ReferenceBackend
+from pdserve.engine.attention.cuda import CudaBackend, choose_backend, largest_error
 from pdserve.engine.model_runner import TorchModelRunner
 from tests.steps import Oracle, generate
 from tests.tiny_models import KINDS, tiny_model
@@ -23,8 +22,8 @@ def _prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_output_equals_generate_in_float32(kind: str, tmp_path: Path) -> None:
-    folder = tiny_model(kind, tmp_path)
+def test_greedy_output_equals_generate_in_float32(kind: str, models_dir: Path) -> None:
+    folder = tiny_model(kind, models_dir)
     torch.backends.cuda.matmul.allow_tf32 = False
     oracle = Oracle(folder)
     runner = TorchModelRunner(folder, "float32", "cuda", num_blocks=32)
@@ -32,14 +31,16 @@ def test_greedy_output_equals_generate_in_float32(kind: str, tmp_path: Path) -> 
     assert all(oracle.continuation(p, 8).accepts(o) for p, o in zip(_prompts(), outputs, strict=True))
 
 
-def test_half_precision_runs(tmp_path: Path) -> None:
-    runner = TorchModelRunner(tiny_model("llama", tmp_path), "bfloat16", "cuda", num_blocks=32)
+def test_half_precision_runs(models_dir: Path) -> None:
+    runner = TorchModelRunner(tiny_model("llama", models_dir), "bfloat16", "cuda", num_blocks=32)
     assert all(len(output) == 8 for output in generate(runner, _prompts(), 8, chunk_tokens=100))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_flash_attention_agrees_with_the_reference(dtype: torch.dtype, head_dim: int) -> None:
-    stores = [torch.zeros(1, 4, 256, 2, head_dim, dtype=dtype, device="cuda").transpose(2, 3) for _ in range(2)]
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("num_heads", [2, 8])
+def test_flash_attention_agrees_with_the_reference(dtype: torch.dtype, head_dim: int, num_heads: int) -> None:
+    stores = [torch.zeros(1, 6, 256, 2, head_dim, dtype=dtype, device="cuda").transpose(2, 3) for _ in range(2)]
     cache = PagedCache(*stores)
-    assert largest_difference(CudaBackend(cache), ReferenceBackend(cache), cache, num_heads=8) < 3e-2
+    assert largest_error(CudaBackend(cache), cache, num_heads) < 3e-2
+    assert isinstance(choose_backend(cache, num_heads), CudaBackend)

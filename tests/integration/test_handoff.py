@@ -1,6 +1,7 @@
 """Prefill, push and decode on real ports with the scripted engine, whose answers depend on every byte of the cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,20 @@ async def test_siblings_share_one_prefill_and_one_push() -> None:
             single = pair.dispatch(prompt, params, siblings=(sibling,))
             await pair.finish(single, (sibling,))
             assert pair.decode.heard.ids(single, sibling) == alone[sibling]
+        await pair.settle()
+
+
+async def test_siblings_whose_first_token_ends_them_leave_the_others_to_decode() -> None:
+    async with worker_pair() as pair:
+        prompt, params = prompt_of(37), SamplingParams(max_tokens=8, temperature=1.0)
+        key = pair.dispatch(prompt, params, siblings=(0, 1))
+        await pair.finish(key, (0, 1))
+        going_on, ended = (pair.decode.heard.ids(key, sibling)[0] for sibling in (0, 1))
+        assert going_on != ended
+        key = pair.dispatch(prompt, replace(params, stop_ids=frozenset({ended})), siblings=(0, 1))
+        await pair.finish(key, (0,))
+        assert pair.prefill.heard.tokens[key][1].finish is FinishReason.STOP
+        assert not pair.decode.heard.ids(key, 1)
         await pair.settle()
 
 

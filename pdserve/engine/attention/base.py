@@ -1,11 +1,12 @@
 """What every attention backend does: write a step's keys and values into the paged cache, then attend to it.
 
-To add one: write a class with `plan_step`, and add it to the backends of tests/unit/engine/attention.
+To add one: write a class with `plan_step`, and add it to the backends of tests/unit/engine/attention. With
+`reserve_decode` beside it, its decode steps run as CUDA graphs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -51,6 +52,27 @@ class AttentionBackend(Protocol):
     def plan_step(self, slices: Sequence[SequenceSlice]) -> StepAttention: ...
 
 
+class DecodeBuffers(Protocol):
+    """The plan of a decode step in memory that stays where it is, for a captured graph reads it there."""
+
+    def fill_step(self, slices: Sequence[SequenceSlice]) -> None:
+        """Put in the plan of these slices, one token each and no more of them than rows."""
+        ...
+
+    def first(self, rows: int) -> StepAttention:
+        """The step over the first `rows` rows: it attends by what `fill_step` put in last."""
+        ...
+
+
+@runtime_checkable
+class CapturableBackend(AttentionBackend, Protocol):
+    """A backend whose decode steps can be captured: what it launches depends on the number of rows alone."""
+
+    def reserve_decode(self, max_rows: int, max_blocks: int) -> DecodeBuffers:
+        """Buffers for decode steps of up to `max_rows` sequences of up to `max_blocks` blocks each."""
+        ...
+
+
 class CacheWriter:
     """Where a step's tokens go in the cache."""
 
@@ -63,8 +85,13 @@ class CacheWriter:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store keys and values, [tokens, kv_heads, head_dim], rounded to the cache's dtype."""
-        for store, fresh in ((self._cache.keys, key), (self._cache.values, value)):
-            store[layer][self._blocks, :, self._offsets] = fresh.to(store.dtype)
+        write_tokens(self._cache, layer, self._blocks, self._offsets, key, value)
+
+
+def write_tokens(cache: PagedCache, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+    """Store keys and values, [tokens, kv_heads, head_dim], in these [tokens] blocks and offsets of a layer."""
+    for store, fresh in ((cache.keys, key), (cache.values, value)):
+        store[layer][blocks, :, offsets] = fresh.to(store.dtype)
 
 
 def token_slots(slices: Sequence[SequenceSlice], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

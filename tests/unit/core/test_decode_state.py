@@ -127,7 +127,7 @@ TABLE: list[tuple[Any, dict[str, Any]]] = [
             "blocks granted": ILLEGAL,
             "push opened": ILLEGAL,
             "committed": ILLEGAL,
-            "all ended": (Finished(), []),
+            "all ended": (Finished(), [ReleaseBlocks()]),
             "cancelled": (Finished(), [ReleaseBlocks()]),
             "cancelled unless running": (Running(), []),
             "broke": (Finished(), [ReportFailure(ERROR), ReleaseBlocks()]),
@@ -235,8 +235,7 @@ class World:
             case TransferFailed() | TransferStopped():
                 self.pushing = self.writing = False
             case AllEnded():
-                self.reserved = self.running = False
-                self.releases += 1
+                self.running = False
         self.state, effects = advance(self.state, event)
         for effect in effects:
             self.carry_out(effect)

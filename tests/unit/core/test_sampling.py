@@ -15,7 +15,7 @@ ALLOWED: list[tuple[str, list[Any]]] = [
     ("top_k", [0, 1, 10**6]),
     ("top_p", [1e-9, 1.0]),
     ("min_p", [0.0, 1.0]),
-    ("repetition_penalty", [1e-9, 10.0]),
+    ("repetition_penalty", [1e-3, 1e3]),
     ("presence_penalty", [-2.0, 2.0]),
     ("frequency_penalty", [-2.0, 2.0]),
     ("logit_bias", [{}, {0: -100.0, 5: 100.0}]),
@@ -29,7 +29,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("top_k", [-2]),
     ("top_p", [0.0, -0.5, 1.01, NAN]),
     ("min_p", [-0.01, 1.01, NAN]),
-    ("repetition_penalty", [0.0, -1.0, NAN, INF]),
+    ("repetition_penalty", [0.0, 1e-50, 1e300, -1.0, NAN, INF]),
     ("presence_penalty", [-2.01, 2.01, NAN]),
     ("frequency_penalty", [-2.01, 2.01, NAN]),
     ("logit_bias", [{-1: 0.0}, {0: 100.5}, {0: NAN}, {0: 1.0, 1: -INF}]),
@@ -63,9 +63,11 @@ def test_min_tokens_may_equal_max_tokens() -> None:
     assert params(min_tokens=10).min_tokens == 10
 
 
-def test_temperature_zero_is_greedy() -> None:
+def test_temperature_zero_and_what_is_as_good_as_zero_is_greedy() -> None:
     assert params(temperature=0.0).greedy
-    assert not params(temperature=1e-9).greedy
+    # As a float32 it would be 0: logits divided by it are not numbers, and no token can be drawn from those.
+    assert params(temperature=1e-50).greedy
+    assert not params(temperature=1e-4).greedy
 
 
 @pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])

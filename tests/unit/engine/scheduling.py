@@ -4,14 +4,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pdserve.core.events import FinishReason, Token
+from pdserve.core.events import FinishReason, Token, TokenLogprobs
 from pdserve.core.geometry import KVGeometry
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_manager import BlockManager
 from pdserve.engine.scheduler import Scheduler
 from pdserve.engine.settings import SchedulerSettings
-from pdserve.engine.work import Command, Granted, Group, Prefill, Reserve, Sampled, SampleSpec, StepOutcome, StepPlan
+from pdserve.engine.work import (
+    Command,
+    Granted,
+    Group,
+    Prefill,
+    Reserve,
+    Sampled,
+    SampleSpec,
+    SequenceSlice,
+    StepOutcome,
+    StepPlan,
+)
 
 BLOCK_SIZE = 4
 GEOMETRY = KVGeometry(
@@ -44,6 +55,7 @@ def group(
     priority: int = 0,
     cache_scope: str = "",
     first_id: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> Group:
     """A group whose prompt is its own unless `first_id` says where its token ids start."""
     start = counter * 1000 if first_id is None else first_id
@@ -52,7 +64,12 @@ def group(
         siblings=tuple(range(n)),
         token_ids=np.arange(start, start + prompt_tokens + replayed_tokens, dtype=np.int32),
         prompt_tokens=prompt_tokens,
-        params=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_ids=frozenset(stop_ids)),
+        params=SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_ids=frozenset(stop_ids),
+            prompt_logprobs=prompt_logprobs,
+        ),
         seed=7,
         cache_scope=cache_scope,
         arrival_s=arrival_s,
@@ -66,6 +83,12 @@ def first_tokens(of: Group, *, ended: Sequence[int] = (), token_id: int = 50) ->
         Token(of.key, sibling, len(of.token_ids), token_id, FinishReason.STOP if sibling in ended else None)
         for sibling in of.siblings
     )
+
+
+def _scored(part: SequenceSlice) -> list[Sampled]:
+    """Every prompt token's log-probability is minus its id."""
+    token_ids = [] if part.scores is None else part.scores.token_ids.tolist()
+    return [Sampled(token_id, TokenLogprobs(-float(token_id))) for token_id in token_ids]
 
 
 class Bench:
@@ -99,7 +122,8 @@ class Bench:
         self.plan = self.scheduler.plan()
         self.now_s += duration_s
         outcome = self.scheduler.commit(
-            self.plan, [[Sampled(choose(spec)) for spec in part.samples] for part in self.plan.slices]
+            self.plan,
+            [[*_scored(part), *(Sampled(choose(spec)) for spec in part.samples)] for part in self.plan.slices],
         )
         self.scheduler.check()
         return outcome

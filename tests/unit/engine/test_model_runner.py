@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from pdserve.core.errors import StartupError
 from pdserve.engine.model_runner import TorchModelRunner
-from pdserve.engine.work import BlockCopy, SequenceSlice
+from pdserve.engine.work import BlockCopy, ScoreSpec, SequenceSlice
 from tests.steps import GREEDY, Oracle, generate, sample_spec
 from tests.tiny_models import KINDS, tiny_model
 
@@ -77,6 +77,31 @@ def test_handed_over_bytes_continue_like_computed_ones(tiny_runner: Runners) -> 
         runner.pool.write(target, tokens, layers, runner.pool.read(source, tokens, layers))
     step = SequenceSlice(np.array([5], np.int32), len(prompt), source, (sample_spec([*prompt, 5], len(prompt)),))
     assert runner.run([replace(step, block_ids=target)], ()) == runner.run([step], ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 7, CHUNK, 200])
+def test_scored_tokens_have_the_references_logprobs(
+    kind: str, chunk: int, tiny_runner: Runners, tiny_oracle: Oracles
+) -> None:
+    runner, prompt = tiny_runner(kind), _prompts()[-1]
+    expected = tiny_oracle(kind).prompt_logprobs(prompt)
+    other = SequenceSlice(np.array(_prompts()[3], np.int32), 0, (50, 51), (sample_spec(_prompts()[3], 17),))
+    token_ids, block_ids = np.array(prompt, np.int32), tuple(range(30, 37))
+    scored = []
+    for start in range(0, len(prompt), chunk):
+        end = min(start + chunk, len(prompt))
+        samples = (sample_spec(prompt, len(prompt)),) if end == len(prompt) else ()
+        scores = ScoreSpec(token_ids[start + 1 : end + 1], 3)
+        part = SequenceSlice(token_ids[start:end], start, block_ids, samples, scores)
+        _, row = runner.run([other, part], ())
+        assert len(row) == part.num_scored + len(samples)
+        scored += row[: part.num_scored]
+    assert [result.token_id for result in scored] == prompt[1:]
+    for result, reference in zip(scored, expected, strict=True):
+        assert result.logprobs is not None
+        assert result.logprobs.logprob == pytest.approx(float(reference[result.token_id]), abs=2e-4)
+        assert result.logprobs.top_logprobs == pytest.approx(reference.topk(3).values.tolist(), abs=2e-4)
 
 
 def test_bfloat16_caches_are_half_as_large(models_dir: Path) -> None:

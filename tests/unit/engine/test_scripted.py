@@ -167,3 +167,17 @@ def test_a_step_takes_as_long_as_the_script_says() -> None:
 def test_heads_of_odd_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 8 bytes"):
         ScriptedRunner(8, geometry=replace(SCRIPTED_GEOMETRY, head_dim=3))
+
+
+def test_an_echo_reads_the_prompt_back_from_the_pool_and_then_ends() -> None:
+    script = Script(echo=True)
+    params = replace(GREEDY, stop_ids=frozenset({7}), max_tokens=100)
+    assert scripted_answer(PROMPT, params, script=script) == [*PROMPT, 7]
+    assert scripted_answer(PROMPT, replace(GREEDY, max_tokens=50), script=script) == [*PROMPT, *PROMPT[:10]]
+
+
+def test_an_echo_from_a_pool_that_holds_another_prompt_is_not_the_prompt() -> None:
+    script = Script(echo=True)
+    runner = ScriptedRunner(8, script)
+    runner.run([SequenceSlice(PROMPT + 1, 0, BLOCKS)], ())
+    assert sampled(runner) == PROMPT[0] + 1

@@ -219,3 +219,20 @@ async def test_a_thread_that_never_started_can_be_stopped() -> None:
         pass
     assert thread.state is EngineState.STOPPED
     assert observer.outcomes == []
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_hangs_is_left_behind() -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def hang() -> Engine:
+        begun.set()
+        released.wait(DEADLINE_S)
+        return make_engine()
+
+    async with running(hang) as (thread, _):
+        thread.start()
+        await asyncio.to_thread(begun.wait, DEADLINE_S)
+        await asyncio.to_thread(thread.stop, 0.01)
+        assert thread.state is EngineState.STOPPED
+        released.set()

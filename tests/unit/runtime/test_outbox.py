@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pdserve.core.events import Stage, StageReport, Token, TokenLogprobs
+from pdserve.core.events import PromptLogprobs, Stage, StageReport, Token, TokenLogprobs
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.outbox import Outbox
@@ -36,6 +36,17 @@ async def test_stages_travel_with_the_step() -> None:
     outbox.put_step((), [StageReport(KEY, Stage.HANDOFF, 0.5)])
     event = await outbox.take()
     assert len(event.step.tokens.position) == len(event.step.stages) == 1
+
+
+@pytest.mark.asyncio
+async def test_prompt_logprobs_stay_below_the_limit_of_a_message() -> None:
+    outbox = Outbox(1 << 12)
+    entry = TokenLogprobs(-1e30, (2**31 - 1,) * 20, (-1e30,) * 20)
+    for start in range(1, 41, 10):
+        outbox.put_step((), (), [PromptLogprobs(KEY, start, (entry,) * 10)])
+    events = [await outbox.take() for _ in range(4)]
+    assert [part.start for event in events for part in event.step.prompt_logprobs] == [1, 11, 21, 31]
+    assert all(event.ByteSize() < 1 << 12 for event in events)
 
 
 @pytest.mark.asyncio

@@ -162,6 +162,12 @@ class TestPromptAssembly:
         self.violates(lambda: assembly.add(self.part(1, 1, 2**31)), "no token id")
         assert assembly.num_tokens == 0
 
+    def test_refuses_a_part_without_token_ids(self) -> None:
+        """Any number of them would fit."""
+        assembly = PromptAssembly(max_tokens=10)
+        self.violates(lambda: assembly.add(self.part(1, 1)), "without token ids")
+        assert assembly.num_prompts == 0
+
     def test_drop_of_what_never_came_changes_nothing(self) -> None:
         assembly = PromptAssembly(max_tokens=10)
         assembly.drop(1, 1)

@@ -53,12 +53,13 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         top_k=draw(uint32),
         top_p=draw(st.floats(0, 1, exclude_min=True)),
         min_p=draw(st.floats(0, 1)),
-        repetition_penalty=draw(st.floats(0, 1e3, exclude_min=True)),
+        repetition_penalty=draw(st.floats(1e-3, 1e3)),
         presence_penalty=draw(st.floats(-2, 2)),
         frequency_penalty=draw(st.floats(-2, 2)),
         logit_bias=draw(st.dictionaries(uint32, st.floats(-100, 100), max_size=5)),
         stop_ids=draw(st.frozensets(uint32, max_size=5)),
         top_logprobs=draw(st.none() | st.integers(0, MAX_TOP_LOGPROBS)),
+        prompt_logprobs=draw(st.none() | st.integers(0, MAX_TOP_LOGPROBS)),
     )
 
 

@@ -126,6 +126,20 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     assert tokenizer.encode("the quick brown fox") == word_piece().encode("the quick brown fox").ids
 
 
+@pytest.mark.parametrize("text", ["", "The Bär 😀 fox", "e\u0301 안녕\u2028x"])
+def test_offsets_say_where_each_tokens_text_begins(tokenizer: Tokenizer, text: str) -> None:
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text)
+    again, decoded = tokenizer.decode_with_offsets(ids)
+    assert decoded == text
+    for found in (offsets, again):
+        assert len(found) == len(ids)
+        assert found == sorted(found)
+        for token_id, offset in zip(ids, found, strict=True):
+            raw = tokenizer.token_bytes(token_id).decode(errors="replace")
+            assert "\N{REPLACEMENT CHARACTER}" in raw or text[offset:].startswith(raw)
+
+
 def test_tokens_for_logprobs(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("😀")
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "😀"
