@@ -45,6 +45,10 @@ def model_path(model: str) -> Path:
 
 def check_folder(folder: Path) -> None:
     """Raises StartupError unless the folder holds a model with safetensors weights and a tokenizer."""
+    if not folder.is_dir() and folder == model_path(DEFAULT_MODEL):
+        raise StartupError(
+            f"{DEFAULT_MODEL} has not been made in {folder} yet: start a worker or `pdserve up`, which do it"
+        )
     if not folder.is_dir():
         raise StartupError(
             f"model folder {folder} does not exist: name a folder that holds config.json and safetensors"

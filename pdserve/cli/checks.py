@@ -29,8 +29,8 @@ def check_port(host: str, port: int, option: str) -> None:
 
 def check_model(path: str) -> None:
     """Raises StartupError if the model's folder is not whole. The default model may still have to be made."""
-    folder = model_path(path or DEFAULT_MODEL)
-    if path or folder.is_dir():
+    folder = model_path(path)
+    if path != DEFAULT_MODEL or folder.is_dir():
         check_folder(folder)
 
 
@@ -61,5 +61,5 @@ def worker_bytes(settings: Settings) -> int:
 
 
 def _weights_bytes(path: str) -> int:
-    folder = model_path(path or DEFAULT_MODEL)
+    folder = model_path(path)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or _DEFAULT_WEIGHTS_BYTES

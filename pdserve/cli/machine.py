@@ -62,7 +62,7 @@ class Machine:
 
     async def make_model(self, say: Say) -> None:
         """Make the default model's folder, if it is the one and not there yet. Raises StartupError."""
-        if self._settings.model.path or model_path(DEFAULT_MODEL).is_dir():
+        if self._settings.model.path != DEFAULT_MODEL or model_path(DEFAULT_MODEL).is_dir():
             return
         say(f"making {DEFAULT_MODEL} from its package, once")
         maker = self._child("model", [sys.executable, "-c", _MAKE_MODEL, DEFAULT_MODEL])

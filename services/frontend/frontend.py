@@ -12,7 +12,7 @@ from pdserve.config import FrontendConfig, ModelConfig, SessionConfig
 from pdserve.core.errors import ErrorCode, PdserveError, StartupError
 from pdserve.core.events import Role
 from pdserve.core.ids import GroupIdMint, random_id
-from pdserve.model_folder import DEFAULT_MODEL, load_facts, model_path
+from pdserve.model_folder import load_facts, model_path
 from pdserve.telemetry.loop_lag import sample_loop_lag
 from pdserve.telemetry.metrics import FrontendMetrics
 from pdserve.wire.cluster_client import ClusterClient
@@ -85,7 +85,7 @@ class Frontend:
         Raises:
             StartupError: the folder is not usable.
         """
-        folder = model_path(model.path or DEFAULT_MODEL)
+        folder = model_path(model.path)
         facts = await asyncio.to_thread(load_facts, folder)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
         context_tokens = min(model.max_context_tokens or facts.max_context_tokens, facts.max_context_tokens)

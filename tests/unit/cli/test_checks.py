@@ -52,4 +52,4 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
 
 def test_the_default_model_may_still_have_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path))
-    check_model("")
+    check_model(Settings().model.path)
