@@ -6,7 +6,7 @@ A value comes from the last of these that has it: the default here, the TOML fil
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -241,6 +241,24 @@ def load_settings(
         raise StartupError("bad settings: " + "; ".join(problems)) from None
 
 
+def assign(values: dict[str, Any], path: Sequence[str], text: str) -> None:
+    """Put a setting that was given as text where the TOML file would have it.
+
+    Raises:
+        StartupError: it is a field of what has a value of its own.
+    """
+    *sections, leaf = path
+    slot = values
+    for section in sections:
+        slot = slot.setdefault(section, {})
+        if not isinstance(slot, dict):
+            raise StartupError(
+                f"bad settings: {'.'.join(path)} is a field of {section!r}, which has a value of its own"
+            )
+    # Tuples are written with commas.
+    slot[leaf] = text.split(",") if tuple(path) == ("frontend", "workers") else text
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -255,14 +273,7 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     for name, text in environ.items():
         if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV:
             continue
-        *sections, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
-        slot = values
-        for section in sections:
-            slot = slot.setdefault(section, {})
-            if not isinstance(slot, dict):
-                raise StartupError(f"bad settings: {name} names a field of {section!r}, which has a value of its own")
-        # Tuples are written with commas.
-        slot[leaf] = text.split(",") if (sections, leaf) == (["frontend"], "workers") else text
+        assign(values, name.removeprefix(ENV_PREFIX).lower().split("__"), text)
     return values
 
 

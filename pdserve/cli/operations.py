@@ -14,7 +14,7 @@ from pdserve.core.errors import InvalidRequest
 from pdserve.core.events import Role
 from pdserve.rpc.v1.cluster_pb2 import Membership, MemberState
 from pdserve.wire.cluster_client import ClusterClient
-from pdserve.wire.convert import role_from_proto
+from pdserve.wire.convert import MAX_UINT32, role_from_proto
 
 
 async def run_status(arguments: argparse.Namespace) -> int:
@@ -44,8 +44,8 @@ async def run_undrain(arguments: argparse.Namespace) -> int:
 
 
 async def run_scale(arguments: argparse.Namespace) -> int:
-    if arguments.count < 0:
-        raise InvalidRequest("count", f"N must be 0 or more, not {arguments.count}")
+    if not 0 <= arguments.count <= MAX_UINT32:
+        raise InvalidRequest("count", f"N must be from 0 to {MAX_UINT32}, not {arguments.count}")
     async with _connect(arguments.controller) as controller:
         await controller.scale(Role[arguments.role.upper()], arguments.count)
     print(f"{arguments.role}: {arguments.count} workers are to run; `pdserve status` shows them come and go")

@@ -40,8 +40,7 @@ class WorkerHandle:
 class RayCluster:
     """One driver's connection to a cluster. Actors are detached: they outlive it, and are found again by name."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self) -> None:
         self._lease: Any = None
 
     @classmethod
@@ -55,7 +54,7 @@ class RayCluster:
         """
         await asyncio.to_thread(_connect, address, namespace)
         try:
-            yield cls(ray.get_runtime_context().get_node_id())
+            yield cls()
         finally:
             await asyncio.to_thread(ray.shutdown)
 
@@ -115,10 +114,6 @@ class RayCluster:
     async def kill(self, handle: WorkerHandle) -> None:
         """End the worker's process at once, paused or not."""
         await asyncio.to_thread(ray.kill, handle.actor, no_restart=True)
-
-    def is_local(self, placed: Placed) -> bool:
-        """Whether a worker runs on the node of this process, so that its files can be read."""
-        return placed.node == self._node
 
     async def acquire_lock(self, owner: str, lease_s: float) -> str:
         """Take or renew the controllers' lock. Returns: who has it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdserve.config import Settings, load_settings
+from pdserve.config import Settings, assign, load_settings
 from pdserve.core.errors import StartupError
 from pdserve.telemetry.logs import configure_logs
 
@@ -35,13 +35,9 @@ def settings_from(arguments: argparse.Namespace, overrides: dict[str, Any] | Non
     values: dict[str, Any] = {}
     for assignment in arguments.assignments:
         path, equals, text = assignment.partition("=")
-        *sections, leaf = path.split(".")
-        if not equals or not leaf:
+        if not equals or "." not in path or path.endswith("."):
             raise StartupError(f"--set takes SECTION.FIELD=VALUE, not {assignment!r}")
-        slot = values
-        for section in sections:
-            slot = slot.setdefault(section, {})
-        slot[leaf] = text.split(",") if path == "frontend.workers" else text
+        assign(values, path.split("."), text)
     for section, fields in (overrides or {}).items():
         values.setdefault(section, {}).update(fields)
     return load_settings(arguments.config, overrides=values)

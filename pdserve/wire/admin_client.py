@@ -3,8 +3,6 @@
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-import grpc.aio
-
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.rpc.v1.admin_pb2 import (
     DrainRequest,
@@ -16,7 +14,7 @@ from pdserve.rpc.v1.admin_pb2 import (
 )
 from pdserve.rpc.v1.admin_pb2_grpc import AdminServiceStub
 from pdserve.wire.convert import to_milliseconds
-from pdserve.wire.errors import error_from_rpc
+from pdserve.wire.errors import answer_of
 from pdserve.wire.server import dial
 
 if TYPE_CHECKING:
@@ -59,9 +57,8 @@ class AdminClient:
 
     async def _ask(self, call: Awaitable[R]) -> R:
         try:
-            return await call
-        except grpc.aio.AioRpcError as rpc_error:
-            error = error_from_rpc(rpc_error)
-            if error.code is ErrorCode.worker_lost:
-                error = PdserveError(error.code, f"cannot reach the worker at {self._address}: {error.message}")
-            raise error from None
+            return await answer_of(call)
+        except PdserveError as error:
+            if error.code is not ErrorCode.worker_lost:
+                raise
+            raise PdserveError(error.code, f"cannot reach the worker at {self._address}: {error.message}") from None

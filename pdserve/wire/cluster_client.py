@@ -20,7 +20,7 @@ from pdserve.rpc.v1.cluster_pb2 import (
 )
 from pdserve.rpc.v1.cluster_pb2_grpc import ClusterServiceStub
 from pdserve.wire.convert import role_to_proto, to_milliseconds
-from pdserve.wire.errors import error_from_rpc
+from pdserve.wire.errors import answer_of, error_from_rpc
 from pdserve.wire.server import dial
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class ClusterClient:
                         last = membership
                         yield membership
             except grpc.aio.AioRpcError as rpc_error:
-                _log.warning("%s; going on with what is known", self._explain(rpc_error).message)
+                error = self._explain(error_from_rpc(rpc_error))
+                _log.warning("%s; going on with what is known", error.message)
             finally:
                 call.cancel()
             # Frontends that lost the same controller come back at different moments.
@@ -93,12 +94,11 @@ class ClusterClient:
 
     async def _ask(self, call: Awaitable[R]) -> R:
         try:
-            return await call
-        except grpc.aio.AioRpcError as rpc_error:
-            raise self._explain(rpc_error) from None
+            return await answer_of(call)
+        except PdserveError as error:
+            raise self._explain(error) from None
 
-    def _explain(self, rpc_error: grpc.aio.AioRpcError) -> PdserveError:
-        error = error_from_rpc(rpc_error)
+    def _explain(self, error: PdserveError) -> PdserveError:
         if error.code is not ErrorCode.worker_lost:
             return error
         return PdserveError(

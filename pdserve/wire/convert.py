@@ -114,7 +114,8 @@ def sampling_to_proto(params: SamplingParams) -> session_pb2.Sampling:
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         temperature=params.temperature,
-        top_k=params.top_k,
+        # No vocabulary has more: they are all of it.
+        top_k=min(params.top_k, MAX_UINT32),
         top_p=params.top_p,
         min_p=params.min_p,
         repetition_penalty=params.repetition_penalty,

@@ -1,6 +1,8 @@
 """Errors across gRPC: the table's status, and the whole error in the trailing metadata."""
 
-from typing import Any, NoReturn
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -9,6 +11,8 @@ from google.protobuf.message import DecodeError
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.rpc.v1.common_pb2 import ErrorStatus
 from pdserve.wire.convert import error_from_proto, error_to_proto
+
+R = TypeVar("R")
 
 METADATA_KEY = "pdserve-error-bin"
 
@@ -49,3 +53,21 @@ def error_from_rpc(rpc_error: grpc.aio.AioRpcError) -> PdserveError:
                 break
     status = rpc_error.code()
     return PdserveError(_CODES.get(status, ErrorCode.internal), f"{status.name}: {rpc_error.details() or 'no details'}")
+
+
+async def answer_of(call: Awaitable[R]) -> R:
+    """What a unary call answers.
+
+    Raises:
+        PdserveError: the peer's own, or what the call's status stands for.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as rpc_error:
+        raise error_from_rpc(rpc_error) from None
+    except asyncio.CancelledError:
+        # A channel that is closed cancels its calls; that must not pass for the cancellation of whoever waits.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise PdserveError(ErrorCode.worker_lost, "the channel was closed before an answer came") from None

@@ -100,7 +100,7 @@ class Controller:
                 while self._workers:
                     self._changed.clear()
                     await self._changed.wait()
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             await self._cluster.kill(worker.handle)
 
     async def drain(self, worker_id: str, deadline_s: float | None) -> None:

@@ -1,17 +1,16 @@
 """Which workers there are: the controller's word, or a fixed list."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pdserve.core.events import Role
 from pdserve.rpc.v1.cluster_pb2 import Membership as MembershipMessage
 from pdserve.wire.cluster_client import ClusterClient
-from pdserve.wire.convert import role_from_proto
 from services.frontend.workers import Worker
 
-_logger = logging.getLogger(__name__)
+# A newer controller may know more: workers that are of no use to this frontend.
+_ROLES: frozenset[int] = frozenset(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +65,5 @@ class Membership:
 
 def _members(message: MembershipMessage) -> Iterator[Member]:
     for member in message.members:
-        if member.session_address:
-            yield Member(member.session_address, role_from_proto(member.role), member.epoch)
+        if member.session_address and member.role in _ROLES:
+            yield Member(member.session_address, Role(member.role), member.epoch)

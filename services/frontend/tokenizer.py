@@ -192,7 +192,7 @@ class TokenizerPool:
         max_waiting: how many may wait for a thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, num_threads: int = 2, max_waiting: int = 256) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, num_threads: int = 2, max_waiting: int = 4096) -> None:
         self.tokenizer = tokenizer
         self._limit = num_threads + max_waiting
         self._pending = 0

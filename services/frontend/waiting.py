@@ -87,15 +87,17 @@ class WaitingLine(Generic[T]):
         """Offer everyone a worker, in order. Whoever `take` returns True for has left the line."""
         staying = []
         heap, self._heap = self._heap, []
-        while heap:
-            place = heappop(heap)
-            if place.gone:
-                continue
-            if take(place.who):
-                self.leave(place)
-                self._departures_s.append(self._clock())
-            else:
-                staying.append(place)
-        # Whoever joined meanwhile is in the line already.
-        self._heap += staying
-        heapify(self._heap)
+        try:
+            while heap:
+                place = heappop(heap)
+                if place.gone:
+                    continue
+                if take(place.who):
+                    self.leave(place)
+                    self._departures_s.append(self._clock())
+                else:
+                    staying.append(place)
+        finally:
+            # Whoever joined meanwhile is in the line already; if `take` raised, the rest have not been asked.
+            self._heap += staying + heap
+            heapify(self._heap)

@@ -244,8 +244,11 @@ class Worker:
         for key, attempt in lost.items():
             try:
                 attempt.take_failure(self, cause)
-            except IllegalTransition:
+            except Exception:
+                # One request's defect must not take the others along.
                 _logger.exception("attempt %s cannot lose worker %s", key, self.name)
+        # A request on trial here told nothing.
+        self.health.released()
         self._changed()
 
     def succeeded(self) -> None:

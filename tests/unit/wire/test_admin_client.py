@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,8 @@ class Worker(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.error: PdserveError | None = None
+        self.silent = False
+        self.asked = asyncio.Event()
 
     async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
@@ -27,6 +30,9 @@ class Worker(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.UndrainResponse()
 
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.set()
+        if self.silent:
+            await asyncio.get_running_loop().create_future()
         return admin_pb2.WorkerStatus(worker_id="prefill-0", role=common_pb2.ROLE_PREFILL)
 
     async def ListSequences(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -75,3 +81,16 @@ async def test_a_worker_that_is_not_there_is_named() -> None:
         await client.status()
     assert refusal.value.code is ErrorCode.worker_lost
     await client.close()
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_closed_meanwhile_fails_its_calls_and_cancels_nobody(
+    client: AdminClient, worker: Worker
+) -> None:
+    worker.silent = True
+    status = asyncio.create_task(client.status())
+    await worker.asked.wait()
+    await client.close()
+    with pytest.raises(PdserveError) as refusal:
+        await status
+    assert refusal.value.code is ErrorCode.worker_lost

@@ -83,6 +83,10 @@ def sent(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
+def test_a_top_k_beyond_any_vocabulary_travels_as_the_largest_number() -> None:
+    assert sampling_to_proto(SamplingParams(max_tokens=1, top_k=2**40)).top_k == 2**32 - 1
+
+
 @given(group=groups)
 def test_a_group_comes_back(group: GroupId) -> None:
     assert group_from_proto(sent(group_to_proto(group))) == group

@@ -62,3 +62,27 @@ def test_a_stop_token_has_no_text() -> None:
     assert piece is not None
     assert piece.text == "fine"
     assert growing.num_tokens == len(ids_of("fine")) + 1
+
+
+def test_for_a_reader_that_wants_no_tokens_only_text_is_held() -> None:
+    growing = Choice(0, 0, 5, ChoiceText(TOKENIZER.plan, []), keeps_tokens=False)
+    text = "one two three " * 100
+    accept(growing, text)
+    assert growing.has_news
+    held_bytes = growing.unread_bytes
+    piece = growing.take()
+    assert piece is not None
+    assert (piece.text, piece.tokens) == (text, ())
+    assert growing.num_tokens == len(ids_of(text))
+    with_tokens = choice()
+    accept(with_tokens, text)
+    assert with_tokens.unread_bytes > 4 * held_bytes > 0
+
+
+def test_nothing_is_unread_once_it_is_taken() -> None:
+    growing = choice()
+    accept(growing, "one")
+    assert growing.unread_bytes > 0
+    growing.take()
+    assert growing.unread_bytes == 0
+    assert not growing.has_news

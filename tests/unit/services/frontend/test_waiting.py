@@ -38,6 +38,23 @@ def test_who_cannot_be_served_keeps_the_place() -> None:
     assert served == ["a", "c"]
 
 
+def test_a_defect_in_serving_one_leaves_the_others_in_line() -> None:
+    waiting = line()
+    for who in ("a", "b", "c", "d"):
+        waiting.join(who, 0, 0.0)
+
+    def take(who: str) -> bool:
+        if who == "b":
+            raise ZeroDivisionError
+        return False
+
+    with pytest.raises(ZeroDivisionError):
+        waiting.serve(take)
+    served: list[str] = []
+    waiting.serve(lambda who: not served.append(who))
+    assert served == ["a", "c", "d"]
+
+
 def test_who_has_left_is_not_served_and_leaves_room() -> None:
     waiting = line(limit=1)
     place = waiting.join("a", 0, 0.0)

@@ -1,0 +1,66 @@
+"""A worker as its frontend knows it, with no connection: what its session says is said by hand."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pdserve.config import SessionConfig
+from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.events import Role, StageReport, Token
+from pdserve.core.ids import AttemptKey, GroupId
+from pdserve.telemetry.metrics import FrontendMetrics
+from services.frontend.workers import Worker
+
+pytestmark = pytest.mark.asyncio
+
+LATER_S = 1e9
+FAULT = PdserveError(ErrorCode.engine_failed, "its engine broke")
+LOST = PdserveError(ErrorCode.worker_lost, "the session broke")
+
+
+def key(counter: int) -> AttemptKey:
+    return AttemptKey(GroupId(1, counter), 1)
+
+
+class Attempt:
+    def __init__(self, defect: Exception | None = None) -> None:
+        self.failures: list[PdserveError] = []
+        self._defect = defect
+
+    def take_token(self, worker: Worker, token: Token) -> None: ...
+
+    def take_stage(self, worker: Worker, report: StageReport) -> None: ...
+
+    def take_failure(self, worker: Worker, error: PdserveError) -> None:
+        if self._defect is not None:
+            raise self._defect
+        self.failures.append(error)
+        worker.drop(key(len(self.failures)))
+
+
+class Listener:
+    def on_workers_changed(self) -> None: ...
+
+
+def make_worker() -> Worker:
+    metrics = FrontendMetrics(CollectorRegistry())
+    return Worker("127.0.0.1:1", 1, Role.DECODE, "m", SessionConfig(), Listener(), metrics)
+
+
+async def test_a_worker_that_is_lost_with_its_request_on_trial_is_tried_again() -> None:
+    worker, attempt = make_worker(), Attempt()
+    for counter in (1, 2, 3):
+        worker.carry(key(counter), attempt, tokens=1, blocks=1)
+        worker.on_failed(key(counter), FAULT)
+    worker.carry(key(4), attempt, tokens=1, blocks=1)
+    assert not worker.health.allows(LATER_S)
+    worker.on_lost(LOST)
+    assert worker.health.allows(LATER_S)
+
+
+async def test_one_attempts_defect_does_not_keep_a_loss_from_the_others() -> None:
+    worker, attempt = make_worker(), Attempt()
+    worker.carry(key(1), Attempt(ZeroDivisionError()), tokens=1, blocks=1)
+    worker.carry(key(2), attempt, tokens=1, blocks=1)
+    worker.on_lost(LOST)
+    assert attempt.failures == [LOST]
+    assert not worker.carried
