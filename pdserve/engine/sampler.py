@@ -14,7 +14,7 @@ from torch import Tensor
 from pdserve.core.events import TokenLogprobs
 from pdserve.core.randomness import uniform
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.work import Sampled, SampleSpec, ScoreSpec
+from pdserve.engine.work import NO_TOKEN, Sampled, SampleSpec, ScoreSpec
 
 # Up to here selecting is faster than sorting.
 _SMALL_TOP_K = 256
@@ -26,22 +26,30 @@ def sample(logits: Tensor, requests: Sequence[tuple[int, SampleSpec]]) -> list[S
     Args:
         logits: [rows, vocab], any float dtype; unchanged. Siblings at the end of their prompt share a row.
         requests: (row of `logits`, what to sample from it)
+    Returns: NO_TOKEN for a row that holds a NaN, which is what a model's arithmetic makes when it overflows.
     """
     if not requests:
         return []
     rows = torch.tensor([row for row, _ in requests], device=logits.device)
     specs = [spec for _, spec in requests]
     if all(_is_plain_greedy(spec) for spec in specs):
-        return [Sampled(token_id) for token_id in _best_ids(logits)[rows].tolist()]
+        best, broken = _best_ids(logits)
+        return [
+            NO_TOKEN if is_broken else Sampled(token_id)
+            for token_id, is_broken in zip(best[rows].tolist(), broken[rows].tolist(), strict=True)
+        ]
     raw = logits[rows].float()
     adjusted = _adjust(raw, specs)
-    chosen = _best_ids(adjusted)
-    drawn = [index for index, spec in enumerate(specs) if not spec.params.greedy]
+    chosen, broken = _best_ids(adjusted)
+    drawn = [index for index, spec in enumerate(specs) if not spec.params.greedy and not broken[index]]
     if drawn:
         chosen[drawn] = _draw(adjusted[drawn], [specs[index] for index in drawn])
     token_ids: list[int] = chosen.tolist()
     logprobs = _logprobs(raw, token_ids, [spec.params.top_logprobs for spec in specs])
-    return [Sampled(token_id, logprob) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
+    return [
+        NO_TOKEN if is_broken else Sampled(token_id, logprob)
+        for token_id, logprob, is_broken in zip(token_ids, logprobs, broken.tolist(), strict=True)
+    ]
 
 
 def score(logits: Tensor, specs: Sequence[ScoreSpec]) -> list[Sampled]:
@@ -69,9 +77,13 @@ def _forbids_stop(spec: SampleSpec) -> bool:
     return bool(spec.params.stop_ids) and spec.num_output_tokens < spec.params.min_tokens
 
 
-def _best_ids(logits: Tensor) -> Tensor:
-    """[rows] the id of the highest logit; of equal ones the lowest, which is what torch's argmax documents."""
-    return logits.argmax(dim=-1)
+def _best_ids(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """([rows] ids of the highest logits, [rows] whether there is a NaN).
+
+    Of equal logits the lowest id counts, which is what torch's argmax documents; NaN counts as higher than any.
+    """
+    best = logits.argmax(dim=-1)
+    return best, logits.gather(-1, best[:, None])[:, 0].isnan()
 
 
 def _adjust(raw: Tensor, specs: Sequence[SampleSpec]) -> Tensor:

@@ -20,6 +20,7 @@ from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
 from pdserve.engine.settings import SchedulerSettings
 from pdserve.engine.slices import PromptBudget, decode_slice, prompt_slice, take_copies
 from pdserve.engine.work import (
+    NO_TOKEN,
     Command,
     Commit,
     Failed,
@@ -38,6 +39,10 @@ from pdserve.engine.work import (
 
 # How much earlier steps count in the measured prefill speed, a step later.
 _SPEED_MEMORY = 0.8
+
+_NOT_NUMBERS = PdserveError(
+    ErrorCode.engine_failed, "the model's logits for this prompt are not numbers; another dtype may help"
+)
 
 
 class Scheduler:
@@ -144,10 +149,16 @@ class Scheduler:
         now_s = self._clock()
         self._measure_speed(plan, now_s - self._plan_start_s)
         for planned, part, row in zip(self._planned, plan.slices, sampled, strict=True):
-            if isinstance(planned, RunningSequence):
+            attempt = planned.attempt if isinstance(planned, RunningSequence) else planned
+            if NO_TOKEN in row:
+                self._fail_computing(attempt, _NOT_NUMBERS)
+            elif attempt.phase is Phase.STOPPED:
+                # A sibling has just failed.
+                continue
+            elif isinstance(planned, RunningSequence):
                 self._learn_token(planned, row[0], now_s)
             else:
-                self._learn_chunk(planned, part, row, now_s)
+                self._learn_chunk(attempt, part, row, now_s)
         return self._take_outcome()
 
     def fail(self, plan: StepPlan, error: PdserveError) -> StepOutcome:
@@ -155,9 +166,7 @@ class Scheduler:
         if plan is not self._plan:
             raise ValueError("it is not the last plan")
         for planned in self._planned:
-            attempt = planned.attempt if isinstance(planned, RunningSequence) else planned
-            if attempt.phase in (Phase.PREFILLING, Phase.RUNNING):
-                self._fail(attempt, error)
+            self._fail_computing(planned.attempt if isinstance(planned, RunningSequence) else planned, error)
         return self._take_outcome()
 
     def check(self) -> None:
@@ -180,6 +189,10 @@ class Scheduler:
         waiting = [*by_phase[Phase.WAITING], *by_phase[Phase.PREFILLING]]
         if self._queued_tokens != sum(a.num_tokens - a.computed_tokens for a in waiting if a.prefills):
             raise AssertionError(f"queued_tokens is {self._queued_tokens}")
+
+    def _fail_computing(self, attempt: Attempt, error: PdserveError) -> None:
+        if attempt.phase in (Phase.PREFILLING, Phase.RUNNING):
+            self._fail(attempt, error)
 
     def _plan_prompt(self, attempt: Attempt, budget: PromptBudget) -> SequenceSlice:
         part = prompt_slice(attempt, budget.room(attempt), self._geometry)

@@ -178,6 +178,10 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+NO_TOKEN = Sampled(-1)
+"""What is sampled from logits that are not numbers: the sequence cannot go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy a block over all layers before the step: a sibling's own copy of a partly filled block."""

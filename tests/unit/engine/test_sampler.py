@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pdserve.core.randomness import uniform
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.sampler import sample
-from pdserve.engine.work import Sampled, SampleSpec
+from pdserve.engine.work import NO_TOKEN, Sampled, SampleSpec
 
 VOCAB = 12
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
@@ -192,3 +192,13 @@ def test_ids_beyond_the_vocabulary_change_nothing() -> None:
 
 def test_nothing_to_sample() -> None:
     assert sample(torch.empty(0, VOCAB), []) == []
+
+
+@pytest.mark.parametrize("chosen", [GREEDY, SamplingParams(max_tokens=64, top_p=0.9), replace(GREEDY, top_logprobs=2)])
+def test_a_row_that_is_not_numbers_gives_no_token_and_spoils_no_other(chosen: SamplingParams) -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 3] = math.nan
+    logits[1, 5] = 100.0
+    broken, good = sample(logits, [(0, _spec(chosen)), (1, _spec(chosen))])
+    assert broken == NO_TOKEN
+    assert good.token_id == 5

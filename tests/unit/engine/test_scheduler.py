@@ -11,6 +11,7 @@ from pdserve.core.errors import ErrorCode, IllegalTransition, InvalidRequest, Pd
 from pdserve.core.events import FinishReason, Stage, StageReport, Token
 from pdserve.engine.settings import SchedulerSettings
 from pdserve.engine.work import (
+    NO_TOKEN,
     BlockCopy,
     Command,
     Commit,
@@ -635,6 +636,25 @@ def test_a_group_in_which_one_was_stopped_is_free_when_the_other_ends() -> None:
     bench.run()
     assert bench.used_blocks == 0
     assert not bench.scheduler.attempts
+
+
+@pytest.mark.parametrize("enter", [prefilled, running])
+def test_an_attempt_whose_logits_are_not_numbers_fails_alone(enter: Enter) -> None:
+    bench = Bench()
+    other = group(2)
+    bench.prefilled(other)
+    bench.apply(Release(other.key))
+    enter(bench)
+    if enter is prefilled:
+        bench.apply(Release(key(1)), Prefill(group(1, n=2, attempt=2)))
+    failing = key(1, 2) if enter is prefilled else key(1)
+    bench.apply(Prefill(group(3)))
+    outcome = bench.step(lambda spec: NO_TOKEN.token_id if spec.token_ids[0] < 2000 else 50)
+    assert [failed.key for failed in outcome.failed] == [failing]
+    assert {token.key for token in outcome.tokens} == {key(3)}
+    bench.apply(Release(failing), Release(key(3)))
+    settle(bench)
+    assert bench.used_blocks == 0
 
 
 # Reports.
