@@ -95,9 +95,10 @@ class SessionConfig(Slice):
     Attributes:
         pulse_s: each side says so often that it lives.
         quiet_after_s: a peer that has said nothing for so long gets no new work.
-        dead_after_s: one that has said nothing for so long is given up.
+        dead_after_s: one that has said nothing for so long is given up, as is a stream that begins with nothing.
         message_bytes: a message stays below this.
-        prompt_tokens: tokens of prompts that may wait for their Run or Reserve in one session.
+        prompt_tokens, prompt_parts: tokens of prompts that may wait for their Run or Reserve in one session, and the parts
+            that they may have come in.
         pending_bytes, pending_s: a session with more or older messages waiting is dropped.
         ticket_wait_s: how long a push waits for the reservation that it overtook.
     """
@@ -107,6 +108,7 @@ class SessionConfig(Slice):
     dead_after_s: float = Field(default=5.0, gt=0)
     message_bytes: int = Field(default=1 << 20, ge=1 << 12)
     prompt_tokens: int = Field(default=1 << 24, ge=1)
+    prompt_parts: int = Field(default=1 << 15, ge=1)
     pending_bytes: int = Field(default=64 << 20, ge=1 << 16)
     pending_s: float = Field(default=10.0, gt=0)
     ticket_wait_s: float = Field(default=2.0, gt=0)
@@ -186,7 +188,7 @@ class ClusterConfig(Slice):
     Attributes:
         address: of a Ray cluster to join; "" starts one on this machine.
         port: where the controller serves frontends and operators.
-        start_s: how long a worker may take to be ready.
+        start_s: how long a worker may take to be placed, and then again to be ready.
         keep_workers: whether workers go on when their controller is told to stop.
     """
 

@@ -17,13 +17,15 @@ from pdserve.cluster.actor import WorkerActor
 from pdserve.cluster.lock import Counts, Lease
 from pdserve.cluster.placement import Placed, PlacementError, Slot
 from pdserve.config import Settings
-from pdserve.core.errors import StartupError
+from pdserve.core.errors import ErrorCode, PdserveError, StartupError
 from pdserve.core.ids import random_id
 
 _LOCK = "controller-lock"
 # A head that is started at the same time takes some seconds.
 _REACH_S = 15.0
 _RETRY_S = 0.05
+# A process that Ray starts takes some seconds on a loaded machine.
+_LOCK_ANSWER_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +118,10 @@ class RayCluster:
         await asyncio.to_thread(ray.kill, handle.actor, no_restart=True)
 
     async def acquire_lock(self, owner: str, lease_s: float) -> str:
-        """Take or renew the controllers' lock. Returns: who has it."""
+        """Take or renew the controllers' lock. Returns: who has it.
+
+        This and the other calls to the lock raise PdserveError(worker_lost) when it does not answer.
+        """
         return str(await self._ask_lease("acquire", owner, lease_s))
 
     async def release_lock(self, owner: str) -> None:
@@ -136,6 +141,14 @@ class RayCluster:
         await self._ask_lease("scale", desired)
 
     async def _ask_lease(self, method: str, *arguments: object) -> Any:
+        try:
+            async with asyncio.timeout(_LOCK_ANSWER_S):
+                return await self._ask_lease_patiently(method, *arguments)
+        except TimeoutError:
+            message = f"the controllers' lock has not answered for {_LOCK_ANSWER_S:.0f} s: end its actor, {_LOCK}"
+            raise PdserveError(ErrorCode.worker_lost, message) from None
+
+    async def _ask_lease_patiently(self, method: str, *arguments: object) -> Any:
         if self._lease is None:
             self._lease = await asyncio.to_thread(_find_or_place_lease)
         try:

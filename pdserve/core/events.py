@@ -80,12 +80,18 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """How long a stage took. `cached_tokens` (with PREFILL) is how much of the prompt came from the prefix cache."""
+    """How long a stage took.
+
+    Attributes:
+        cached_tokens: with PREFILL, how much of the prompt came from the prefix cache.
+        handoff_bytes: with HANDOFF, how much of the cache was pushed.
+    """
 
     key: AttemptKey
     stage: Stage
     seconds: float
     cached_tokens: int = 0
+    handoff_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

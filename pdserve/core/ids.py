@@ -29,21 +29,6 @@ class AttemptKey(NamedTuple):
         return f"{self.group}/{self.attempt}"
 
 
-class SequenceKey(NamedTuple):
-    """One sibling of one attempt: what an engine batches."""
-
-    group: GroupId
-    attempt: int
-    sibling: int
-
-    @property
-    def attempt_key(self) -> AttemptKey:
-        return AttemptKey(self.group, self.attempt)
-
-    def __str__(self) -> str:
-        return f"{self.group}/{self.attempt}.{self.sibling}"
-
-
 def random_id() -> int:
     """A random non-zero 63-bit number: an instance, an epoch or a nonce."""
     return secrets.randbits(62) + 1

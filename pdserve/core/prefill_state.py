@@ -133,8 +133,10 @@ class ReleaseBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportHandoff:
-    """Tell the frontend how long the handoff took."""
+class ReportHandoff(Generic[T]):
+    """Tell the frontend how long the handoff took, and how much was pushed."""
+
+    transfer: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ class ReportFailure:
     error: PdserveError
 
 
-Effect = Compute | CommitTransfer[T] | StopTransfer[T] | StopComputing | ReleaseBlocks | ReportHandoff | ReportFailure
+Effect = (
+    Compute | CommitTransfer[T] | StopTransfer[T] | StopComputing | ReleaseBlocks | ReportHandoff[T] | ReportFailure
+)
 
 
 def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
@@ -183,8 +187,8 @@ def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
         case Running(transfer), TransferFailed(error) if transfer is not None:
             return Finished(), [ReportFailure(error), ReleaseBlocks()]
 
-        case HandingOff(_), Acknowledged():
-            return Finished(), [ReportHandoff(), ReleaseBlocks()]
+        case HandingOff(transfer), Acknowledged():
+            return Finished(), [ReportHandoff(transfer), ReleaseBlocks()]
         case HandingOff(transfer), Cancelled():
             return Aborting(transfer, holds_blocks=True), [StopTransfer(transfer, None)]
         case HandingOff(transfer), Broke(error):

@@ -15,6 +15,7 @@ class Engine:
     """Commands in by `apply`, outcomes out by `step`: plan, run, commit.
 
     Attributes:
+        max_context_tokens: of a sequence, prompt and output.
         error: what broke it, once a step could not be run. A broken engine is replaced, never used again: nobody knows
             what is in its pool.
     """
@@ -25,13 +26,13 @@ class Engine:
         settings: SchedulerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        settings = settings or SchedulerSettings()
         self.runner = runner
+        self.max_context_tokens = min(
+            settings.max_context_tokens or runner.max_context_tokens, runner.max_context_tokens
+        )
         self.scheduler = Scheduler(
-            BlockManager(runner.pool.num_blocks),
-            runner.geometry,
-            runner.max_context_tokens,
-            settings or SchedulerSettings(),
-            clock,
+            BlockManager(runner.pool.num_blocks), runner.geometry, self.max_context_tokens, settings, clock
         )
         self.error: Exception | None = None
 

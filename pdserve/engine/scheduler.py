@@ -109,9 +109,7 @@ class Scheduler:
         match command:
             case Prefill(group, then_decode):
                 self._enqueue(command, group, prefills=True, decodes=then_decode)
-            case Reserve(group, replaces):
-                if replaces is not None:
-                    self._release(replaces)
+            case Reserve(group):
                 self._enqueue(command, group, prefills=False, decodes=True)
             case Commit(key, first_tokens):
                 self._start_decoding(command, key, first_tokens)
@@ -124,7 +122,7 @@ class Scheduler:
         """Decide: admit whom there is room for, and lay out the next step."""
         self._plan_start_s = self._clock()
         self._planned = list(self._running)
-        slices = [decode_slice(sequence, self._geometry) for sequence in self._running]
+        slices = [decode_slice(sequence) for sequence in self._running]
         copies = take_copies(self._running)
         budget = PromptBudget(self._settings.step_tokens - len(slices))
         slices += (self._plan_prompt(attempt, budget) for attempt in self._prefilling if budget.room(attempt) > 0)
@@ -195,7 +193,7 @@ class Scheduler:
             self._fail(attempt, error)
 
     def _plan_prompt(self, attempt: Attempt, budget: PromptBudget) -> SequenceSlice:
-        part = prompt_slice(attempt, budget.room(attempt), self._geometry)
+        part = prompt_slice(attempt, budget.room(attempt))
         budget.spend(part)
         self._planned.append(attempt)
         return part
@@ -250,11 +248,11 @@ class Scheduler:
             return
         attempt.computed_tokens = attempt.num_tokens
         self._enter_prompt_blocks(attempt)
-        going_on = [first_token_of[sibling] for sibling in attempt.live if first_token_of[sibling].finish is None]
+        tokens = [first_token_of[sibling] for sibling in attempt.live]
         # Prefill saw no end in these, but its context may be longer than this engine's.
-        going_on = [t._replace(finish=attempt.finish_reason(t.token_id, t.position)) for t in going_on]
-        self._outcome.tokens.extend(going_on)
-        self._run(attempt, [token for token in going_on if token.finish is None], self._clock())
+        tokens = [t._replace(finish=attempt.finish_reason(t.token_id, t.position)) for t in tokens]
+        self._outcome.tokens.extend(tokens)
+        self._run(attempt, [token for token in tokens if token.finish is None], self._clock())
 
     def _run(self, attempt: Attempt, first_tokens: Sequence[Token], now_s: float) -> None:
         """Let the siblings that their first tokens did not end decode."""

@@ -11,11 +11,13 @@ class SchedulerSettings:
         step_tokens: tokens computed in a step at most; a longer prompt takes several.
         max_sequences: places in the batch; a reservation takes its places with its blocks.
         max_waiting: attempts in the queue; more are refused.
+        max_context_tokens: of a sequence, prompt and output; None is as many as the model takes.
     """
 
     step_tokens: int = 512
     max_sequences: int = 256
     max_waiting: int = 10_000
+    max_context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequences <= self.step_tokens:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdserve.core.geometry import KVGeometry
 from pdserve.engine.attempt import Attempt, RunningSequence
 from pdserve.engine.work import BlockCopy, SampleSpec, ScoreSpec, SequenceSlice
 
@@ -18,7 +17,7 @@ def take_copies(running: Iterable[RunningSequence]) -> list[BlockCopy]:
     return copies
 
 
-def decode_slice(sequence: RunningSequence, geometry: KVGeometry) -> SequenceSlice:
+def decode_slice(sequence: RunningSequence) -> SequenceSlice:
     """The sequence's last token, whose keys and values are the only ones not in the cache yet."""
     group, end = sequence.attempt.group, sequence.num_tokens
     sample = SampleSpec(
@@ -29,8 +28,7 @@ def decode_slice(sequence: RunningSequence, geometry: KVGeometry) -> SequenceSli
         token_ids=sequence.token_ids[:end],
         prompt_tokens=group.prompt_tokens,
     )
-    block_ids = sequence.block_ids[: geometry.blocks_for(end)]
-    return SequenceSlice(sequence.token_ids[end - 1 : end], end - 1, block_ids, (sample,))
+    return SequenceSlice(sequence.token_ids[end - 1 : end], end - 1, sequence.block_ids, (sample,))
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class PromptBudget:
         self.scored_tokens -= part.num_scored
 
 
-def prompt_slice(attempt: Attempt, budget_tokens: int, geometry: KVGeometry) -> SequenceSlice:
+def prompt_slice(attempt: Attempt, budget_tokens: int) -> SequenceSlice:
     """The prompt's next chunk; with its last one, a sample for every live sibling."""
     group, start = attempt.group, attempt.computed_tokens
     end = min(start + budget_tokens, attempt.num_tokens)
@@ -67,8 +65,7 @@ def prompt_slice(attempt: Attempt, budget_tokens: int, geometry: KVGeometry) -> 
         for sibling in attempt.live
         if end == attempt.num_tokens
     )
-    block_ids = attempt.prompt_block_ids[: geometry.blocks_for(end)]
-    return SequenceSlice(group.token_ids[start:end], start, block_ids, samples, _scores(attempt, end))
+    return SequenceSlice(group.token_ids[start:end], start, attempt.prompt_block_ids, samples, _scores(attempt, end))
 
 
 def _scores(attempt: Attempt, end: int) -> ScoreSpec | None:

@@ -66,20 +66,16 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Take the blocks for prompt + max_tokens of every sibling. Waits its turn, whole or not at all; then `Granted`.
-
-    `replaces` names an older attempt of the same group, released in the same moment.
-    """
+    """Take the blocks for prompt + max_tokens of every sibling. Waits its turn, whole or not at all; then `Granted`."""
 
     group: Group
-    replaces: AttemptKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The reservation's prompt cache is complete and verified: start decoding after these first tokens.
 
-    Siblings whose first token ended them carry `finish` and do not run.
+    There is one for every sibling that has not been stopped, and it did not end its sequence.
     """
 
     key: AttemptKey
@@ -150,7 +146,8 @@ class SequenceSlice:
     """One sequence's part of a step: compute `token_ids` at positions start … start + len - 1.
 
     Attributes:
-        block_ids: the blocks of positions 0 … start + len - 1, in order.
+        block_ids: the sequence's blocks in order: those of positions 0 … end - 1 at least. What lies behind `end` is not
+            written yet. Shared with the scheduler, not a copy: it stays as it is until the step has been learned.
         samples: what to sample after the last of them: nothing in the middle of a prompt, one in decode, n at the end
             of the prompt of n siblings.
         scores: what to score of the prompt, if anything.

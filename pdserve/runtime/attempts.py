@@ -45,11 +45,13 @@ H = TypeVar("H", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a worker takes: its model, ids of its vocabulary, prompts within its context, `max_held` attempts at a time."""
+    """What a worker takes: its model, ids of its vocabulary, `max_held` attempts at a time.
+
+    What must fit into its engine, the engine refuses itself.
+    """
 
     model: str
     vocab_size: int
-    max_context_tokens: int
     max_held: int
 
 
@@ -147,12 +149,16 @@ class AttemptTable(ABC, Generic[H]):
 
     def _open(self, session: FrontendSession, command: session_pb2.Command) -> None:
         message = (command.run if self.opening == "run" else command.reserve).attempt
+        key = AttemptKey(GroupId(session.instance, message.group), message.attempt)
+        if key in self.held:
+            # AttemptFailed would say that it is not held.
+            raise PdserveError(ErrorCode.protocol_violation, f"attempt {key} is here already")
         try:
             group, remaining_s = self._group(session, message)
             self.begin(session, group, remaining_s, command)
         except PdserveError as error:
             session.prompts.drop(message.group, message.attempt)
-            session.fail(AttemptKey(GroupId(session.instance, message.group), message.attempt), error)
+            session.fail(key, error)
 
     def _group(self, session: FrontendSession, message: session_pb2.Attempt) -> tuple[Group, float | None]:
         attempt = attempt_from_proto(message, session.instance)
@@ -191,18 +197,11 @@ class AttemptTable(ABC, Generic[H]):
 
     def _check(self, attempt: Attempt, token_ids: TokenIds) -> None:
         admission = self._admission
-        if attempt.key in self.held:
-            raise PdserveError(ErrorCode.protocol_violation, f"attempt {attempt.key} is here already")
         if attempt.model != admission.model or attempt.adapter:
             wanted = attempt.model + (f" with adapter {attempt.adapter}" if attempt.adapter else "")
             raise PdserveError(ErrorCode.model_not_found, f"this worker serves {admission.model}, not {wanted}")
         if token_ids.max() >= admission.vocab_size:
             raise InvalidRequest("prompt", f"a prompt's token ids are below {admission.vocab_size}")
-        if attempt.total_tokens >= admission.max_context_tokens:
-            raise PdserveError(
-                ErrorCode.context_length_exceeded,
-                f"{attempt.total_tokens} tokens leave no room in a context of {admission.max_context_tokens}",
-            )
         if self.draining:
             raise PdserveError(ErrorCode.draining, "this worker drains")
         if len(self.held) >= admission.max_held:

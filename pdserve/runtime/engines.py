@@ -15,7 +15,10 @@ def engine_factory(model: ModelConfig, config: EngineConfig, role: Role) -> Call
     The factory raises StartupError when the model or the machine cannot serve.
     """
     settings = SchedulerSettings(
-        step_tokens=config.step_tokens, max_sequences=config.max_running, max_waiting=config.max_waiting
+        step_tokens=config.step_tokens,
+        max_sequences=config.max_running,
+        max_waiting=config.max_waiting,
+        max_context_tokens=model.max_context_tokens,
     )
     if config.kind == "scripted":
         return lambda: Engine(_scripted_runner(config), settings)

@@ -1,7 +1,8 @@
 """The worker's side of sessions: one stream for each frontend, its pulses and its lease.
 
 A session has one reader and one writer task. Neither is ever under a timeout: deadlines are looked at by the one pulse task
-of the process, which closes a session that is silent, or whose messages nobody takes. However a session ends, whatever it
+of the process, which closes a session that is silent, or whose messages nobody takes; a stream that never says Hello is ended
+by a timer of its own. However a session ends, whatever it
 carried is aborted, and a new one of the same frontend is answered only when all of that is gone.
 """
 
@@ -21,6 +22,7 @@ from pdserve.rpc.v1 import session_pb2, session_pb2_grpc
 from pdserve.runtime.outbox import Outbox
 from pdserve.wire.attempts import PromptAssembly
 from pdserve.wire.convert import error_to_proto, role_from_proto
+from pdserve.wire.streams import read_first
 
 SessionContext = grpc.aio.ServicerContext[session_pb2.Command, session_pb2.Event]
 
@@ -41,7 +43,7 @@ class FrontendSession:
     def __init__(self, instance: int, config: SessionConfig) -> None:
         self.instance = instance
         self.outbox = Outbox(config.message_bytes)
-        self.prompts = PromptAssembly(config.prompt_tokens)
+        self.prompts = PromptAssembly(config.prompt_tokens, config.prompt_parts)
         self.last_heard_s = time.monotonic()
         self.closed: asyncio.Future[PdserveError | None] = asyncio.get_running_loop().create_future()
         self.released = asyncio.Event()
@@ -125,7 +127,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
         self, request_iterator: object, context: SessionContext
     ) -> None:
         """The handler of one stream: Hello, Welcome, then both directions until the session is closed."""
-        first = await context.read()
+        first = await read_first(context, self._config.dead_after_s)
         if not isinstance(first, session_pb2.Command):
             return
         try:

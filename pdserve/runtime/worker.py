@@ -191,7 +191,7 @@ class Worker(ABC):
 
     def welcome(self) -> session_pb2.Welcome:
         if self._engine_built is None:
-            raise PdserveError(ErrorCode.no_capacity, "this worker is still loading its model")
+            raise still_loading()
         runner = self._engine_built.runner
         return session_pb2.Welcome(
             protocol_major=PROTOCOL_MAJOR,
@@ -200,7 +200,7 @@ class Worker(ABC):
             worker_id=self.worker_id,
             model=self.settings.model.name,
             geometry=geometry_to_proto(runner.geometry),
-            max_context_tokens=self._max_context_tokens(runner.max_context_tokens),
+            max_context_tokens=self._engine_built.max_context_tokens,
             total_blocks=runner.pool.num_blocks,
             kv_address=self.identity.kv_address,
             build=VERSION,
@@ -253,7 +253,6 @@ class Worker(ABC):
         admission = Admission(
             model=self.settings.model.name,
             vocab_size=engine.runner.vocab_size,
-            max_context_tokens=self._max_context_tokens(engine.runner.max_context_tokens),
             max_held=self.settings.engine.max_waiting + self.settings.engine.max_running,
         )
         self._attempts = self.make_attempts(engine, admission)
@@ -303,9 +302,10 @@ class Worker(ABC):
             task.cancel()
         self._drains.clear()
 
-    def _max_context_tokens(self, of_model: int) -> int:
-        configured = self.settings.model.max_context_tokens
-        return of_model if configured is None else min(configured, of_model)
+
+def still_loading() -> PdserveError:
+    """What a worker says to whoever comes before its engine is there."""
+    return PdserveError(ErrorCode.no_capacity, "this worker is still loading its model")
 
 
 async def run_worker(worker: Worker, stop: asyncio.Event) -> None:

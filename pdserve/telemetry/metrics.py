@@ -1,7 +1,12 @@
-"""The metrics, by the component that has them. Each is given its registry, so that several fit into one process.
+"""The metrics of a frontend, in a registry that it is given, so that several fit into one process.
+
+Workers have none of their own: their pulses and stage reports bring what is to be known of them.
 
 Every label has few values: a model name that isn't known becomes "other". All times are measured inside one process.
 """
+
+import collections
+from collections.abc import Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -62,9 +67,28 @@ class FrontendMetrics:
         )
         self._attempts = Counter("pdserve_attempts", "Attempts at requests", ["reason"], registry=registry)
         self._queue_depth = Gauge("pdserve_queue_depth", "Requests that wait for a worker", registry=registry)
-        self._stage = _stage_histogram(registry)
-        self._worker_up = _worker_up_gauge(registry)
-        self._loop_lag = _loop_lag_histogram(registry)
+        self._stage = Histogram(
+            "pdserve_stage_seconds", "Stages of a request", ["stage"], buckets=STAGE_BUCKETS_S, registry=registry
+        )
+        self._handoff_bytes = Counter(
+            "pdserve_kv_handoff_bytes", "Bytes of KV cache that prefill pushed to decode", registry=registry
+        )
+        self._worker_up = Gauge(
+            "pdserve_worker_up", "Whether a worker takes work", ["role", "worker"], registry=registry
+        )
+        self._kv_blocks = Gauge(
+            "pdserve_kv_blocks", "Blocks of the workers' KV caches", ["role", "state"], registry=registry
+        )
+        self._sequences = Gauge("pdserve_sequences", "Sequences at workers", ["role", "state"], registry=registry)
+        self._queue_tokens = Gauge(
+            "pdserve_queue_tokens", "Prompt tokens that wait at workers or are being computed", registry=registry
+        )
+        self._loop_lag = Histogram(
+            "pdserve_event_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=LAG_BUCKETS_S,
+            registry=registry,
+        )
 
     def know_model(self, model: str) -> None:
         """Give a model that is served a label of its own."""
@@ -108,6 +132,28 @@ class FrontendMetrics:
 
     def stage_took(self, report: StageReport) -> None:
         self._stage.labels(str(report.stage)).observe(report.seconds)
+        self._handoff_bytes.inc(report.handoff_bytes)
+
+    def set_loads(self, loads: Iterable[tuple[Role, EngineLoad]]) -> None:
+        """What all workers said in their last pulses."""
+        blocks: collections.Counter[tuple[Role, str]] = collections.Counter()
+        sequences: collections.Counter[tuple[Role, str]] = collections.Counter()
+        queued_tokens = 0
+        for role, load in loads:
+            blocks[role, "free"] += load.free_blocks
+            blocks[role, "cached"] += load.cached_blocks
+            blocks[role, "used"] += load.total_blocks - load.free_blocks - load.cached_blocks
+            sequences[role, "queued"] += load.queued_sequences
+            sequences[role, "running"] += load.running_sequences
+            queued_tokens += load.queued_tokens
+        for gauge, counts, states in (
+            (self._kv_blocks, blocks, ("free", "cached", "used")),
+            (self._sequences, sequences, ("queued", "running")),
+        ):
+            for role in Role:
+                for state in states:
+                    gauge.labels(str(role), state).set(counts[role, state])
+        self._queue_tokens.set(queued_tokens)
 
     def worker_seen(self, role: Role, worker: str, *, up: bool) -> None:
         self._worker_up.labels(str(role), worker).set(up)
@@ -121,66 +167,3 @@ class FrontendMetrics:
 
     def _label(self, model: str) -> str:
         return model if model in self._models else OTHER_MODEL
-
-
-class WorkerMetrics:
-    """What a worker counts: its engine's load, and what it pushes."""
-
-    def __init__(self, registry: CollectorRegistry, role: Role, worker: str) -> None:
-        label = str(role)
-        blocks = Gauge("pdserve_kv_blocks", "Blocks of the KV cache", ["role", "state"], registry=registry)
-        self._blocks = {state: blocks.labels(label, state) for state in ("free", "cached", "used")}
-        sequences = Gauge("pdserve_sequences", "Sequences held", ["role", "state"], registry=registry)
-        self._sequences = {state: sequences.labels(label, state) for state in ("queued", "running")}
-        self._queue_depth = Gauge(
-            "pdserve_queue_depth", "Attempts that wait for blocks or their turn", registry=registry
-        )
-        self._queue_tokens = Gauge(
-            "pdserve_queue_tokens", "Prompt tokens that wait or are being computed", registry=registry
-        )
-        self._handoff_bytes = Counter("pdserve_kv_handoff_bytes", "Bytes of KV cache handed over", registry=registry)
-        self._stage = _stage_histogram(registry)
-        self._up = _worker_up_gauge(registry).labels(label, worker)
-        self._loop_lag = _loop_lag_histogram(registry)
-
-    def set_load(self, load: EngineLoad) -> None:
-        self._blocks["free"].set(load.free_blocks)
-        self._blocks["cached"].set(load.cached_blocks)
-        self._blocks["used"].set(load.total_blocks - load.free_blocks - load.cached_blocks)
-        self._sequences["queued"].set(load.queued_sequences)
-        self._sequences["running"].set(load.running_sequences)
-        self._queue_depth.set(load.queued_sequences)
-        self._queue_tokens.set(load.queued_tokens)
-
-    def set_up(self, up: bool) -> None:
-        """Whether the worker is ready for work."""
-        self._up.set(up)
-
-    def handoff_sent(self, num_bytes: int) -> None:
-        """Frames were sent, or in decode: received and verified."""
-        self._handoff_bytes.inc(num_bytes)
-
-    def stage_took(self, report: StageReport) -> None:
-        self._stage.labels(str(report.stage)).observe(report.seconds)
-
-    def loop_lagged(self, lag_s: float) -> None:
-        self._loop_lag.observe(lag_s)
-
-
-def _stage_histogram(registry: CollectorRegistry) -> Histogram:
-    return Histogram(
-        "pdserve_stage_seconds", "Stages of a request", ["stage"], buckets=STAGE_BUCKETS_S, registry=registry
-    )
-
-
-def _worker_up_gauge(registry: CollectorRegistry) -> Gauge:
-    return Gauge("pdserve_worker_up", "Whether a worker takes work", ["role", "worker"], registry=registry)
-
-
-def _loop_lag_histogram(registry: CollectorRegistry) -> Histogram:
-    return Histogram(
-        "pdserve_event_loop_lag_seconds",
-        "How late the event loop runs what is due",
-        buckets=LAG_BUCKETS_S,
-        registry=registry,
-    )

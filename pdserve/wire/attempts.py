@@ -84,10 +84,15 @@ def prompt_parts(
 class PromptAssembly:
     """Parts of prompts that came on one session and wait for their Run or Reserve."""
 
-    def __init__(self, max_tokens: int) -> None:
-        """Hold at most `max_tokens` token ids, of all prompts together."""
+    def __init__(self, max_tokens: int, max_parts: int) -> None:
+        """Hold at most `max_tokens` token ids in `max_parts` parts, of all prompts together.
+
+        A part takes far more memory than one token id.
+        """
         self._max_tokens = max_tokens
+        self._max_parts = max_parts
         self._num_tokens = 0
+        self._num_parts = 0
         self._parts: dict[tuple[int, int], list[NDArray[np.int32]]] = {}
 
     @property
@@ -101,17 +106,21 @@ class PromptAssembly:
     def add(self, part: session_pb2.PromptPart) -> None:
         """
         Raises:
-            PdserveError: protocol_violation; there are more tokens than may wait, none at all, or one is no token id.
+            PdserveError: protocol_violation; there are more tokens or parts than may wait, no tokens at all, or one is no
+                token id.
         """
         if not part.token_ids:
             raise violation("a part of a prompt without token ids")
         if self._num_tokens + len(part.token_ids) > self._max_tokens:
             raise violation(f"more than {self._max_tokens} tokens of prompts wait for their requests")
+        if self._num_parts == self._max_parts:
+            raise violation(f"prompts in more than {self._max_parts} parts wait for their requests")
         token_ids = np.array(part.token_ids[:], dtype=np.int64)
         if token_ids.max() > _MAX_TOKEN_ID:
             raise violation(f"{token_ids.max()} is no token id")
         self._parts.setdefault((part.group, part.attempt), []).append(token_ids.astype(np.int32))
         self._num_tokens += len(token_ids)
+        self._num_parts += 1
 
     def take(self, group_counter: int, attempt: int, total_tokens: int) -> NDArray[np.int32]:
         """[total_tokens] the attempt's token ids, which are forgotten here.
@@ -132,4 +141,5 @@ class PromptAssembly:
     def _forget(self, group_counter: int, attempt: int) -> list[NDArray[np.int32]]:
         parts = self._parts.pop((group_counter, attempt), [])
         self._num_tokens -= sum(map(len, parts))
+        self._num_parts -= len(parts)
         return parts

@@ -41,10 +41,6 @@ def group_to_proto(group: GroupId) -> common_pb2.GroupId:
     return common_pb2.GroupId(instance=group.instance, counter=group.counter)
 
 
-def group_from_proto(group: common_pb2.GroupId) -> GroupId:
-    return GroupId(group.instance, group.counter)
-
-
 def key_from_proto(instance: int, counter: int, attempt: int) -> AttemptKey:
     """The key of an attempt on the session of the frontend `instance`."""
     if attempt == 0:
@@ -209,6 +205,7 @@ def stage_to_proto(report: StageReport) -> session_pb2.StageReport:
         stage=session_pb2.Stage.ValueType(report.stage),
         seconds=report.seconds,
         cached_tokens=report.cached_tokens,
+        handoff_bytes=report.handoff_bytes,
     )
 
 
@@ -223,6 +220,7 @@ def stage_from_proto(report: session_pb2.StageReport, instance: int) -> StageRep
         stage=stage,
         seconds=_measured("seconds", report.seconds),
         cached_tokens=report.cached_tokens,
+        handoff_bytes=report.handoff_bytes,
     )
 
 

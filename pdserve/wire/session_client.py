@@ -143,7 +143,11 @@ class WorkerSession:
             self._connection = None
             if connection.was_welcomed:
                 backoff_s = _FIRST_BACKOFF_S
-            self._listener.on_lost(error)
+            try:
+                self._listener.on_lost(error)
+            except Exception:
+                # A defect there must not cost the worker for ever.
+                _logger.exception("the loss of the worker at %s could not be handled", self.address)
             await self._wait_to_close(backoff_s * (0.5 + self._jitter()))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 

@@ -12,12 +12,13 @@ import sys
 from pdserve.cluster.lock import Counts
 from pdserve.cluster.ray_cluster import RayCluster
 from pdserve.config import Settings
-from pdserve.core.errors import StartupError
+from pdserve.core.errors import PdserveError, StartupError
 from pdserve.core.ids import random_id
 from pdserve.rpc.v1 import cluster_pb2_grpc
 from pdserve.runtime.process import run_process
 from pdserve.wire.server import GrpcServer
 from services.controller.controller import Controller
+from services.controller.hold import Hold
 from services.controller.service import SERVICE, ClusterService
 
 # A controller that has not renewed for so many rounds has lost the lock.
@@ -41,23 +42,27 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     owner = f"{socket.gethostname()}:{os.getpid()}:{random_id():x}"
     lease_s = max(_MIN_LEASE_S, _LEASE_ROUNDS * config.watch_s)
     async with RayCluster.connect(config.address, config.namespace) as cluster:
-        if not await _wait_for_lock(cluster, owner, lease_s, config.watch_s, stop):
-            return
+        hold = Hold(cluster, owner, lease_s)
         try:
-            await _control(cluster, settings, owner, lease_s, stop)
-        finally:
-            if stop.is_set() and not config.keep_workers:
-                await cluster.remove_lock()
-            else:
-                await cluster.release_lock(owner)
+            if not await _wait_for_lock(hold, config.watch_s, stop):
+                return
+            try:
+                await _control(cluster, settings, hold, stop)
+            finally:
+                if stop.is_set() and not config.keep_workers:
+                    await cluster.remove_lock()
+                else:
+                    await hold.release()
+        except PdserveError as error:
+            raise StartupError(error.message) from error
 
 
-async def _wait_for_lock(cluster: RayCluster, owner: str, lease_s: float, poll_s: float, stop: asyncio.Event) -> bool:
-    """Returns: whether it has the lock; not if `stop` was set first."""
+async def _wait_for_lock(hold: Hold, poll_s: float, stop: asyncio.Event) -> bool:
+    """Returns: whether it has the lock; not if `stop` was set first. Raises PdserveError: the lock does not answer."""
     reported = ""
     while not stop.is_set():
-        holder = await cluster.acquire_lock(owner, lease_s)
-        if holder == owner:
+        holder = await hold.take()
+        if holder == hold.owner:
             return True
         if holder != reported:
             _log.info("standing by: controller %s has the lock", holder)
@@ -66,21 +71,22 @@ async def _wait_for_lock(cluster: RayCluster, owner: str, lease_s: float, poll_s
     return False
 
 
-async def _control(cluster: RayCluster, settings: Settings, owner: str, lease_s: float, stop: asyncio.Event) -> None:
+async def _control(cluster: RayCluster, settings: Settings, hold: Hold, stop: asyncio.Event) -> None:
     config = settings.cluster
     desired = await cluster.configure(Counts(config.prefill, config.decode))
     controller = Controller(cluster, settings, desired)
     server = GrpcServer()
     server.add(SERVICE, cluster_pb2_grpc.add_ClusterServiceServicer_to_server, ClusterService(controller))
     await controller.adopt()
+    # All of that may have taken longer than the lease.
+    await hold.confirm()
     port = await server.start(config.host, config.port)
     await server.set_serving(True)
     _log.info("controlling, port %d", port)
     work = asyncio.create_task(controller.run())
     try:
         while not stop.is_set() and not work.done():
-            if await cluster.acquire_lock(owner, lease_s) != owner:
-                raise StartupError("another controller has taken the lock; this one ends")
+            await hold.renew()
             await _wait(stop, config.watch_s)
         if work.done():
             await work

@@ -15,7 +15,7 @@ class Phase(Enum):
     """Where a worker is in its life, as far as its controller knows."""
 
     PLACING = auto()
-    """Asked for; its ports are not bound yet."""
+    """Asked for; its ports are not bound yet, for want of a node with room, or because its process hangs."""
     STARTING = auto()
     READY = auto()
     DRAINING = auto()
@@ -49,7 +49,7 @@ class Limits:
     """When patience ends.
 
     Attributes:
-        start_s: for loading a model.
+        start_s: for being placed, then for loading a model.
         silent_s: for an answer.
         drain_s: for a drain, before a worker that is leaving is stopped with what it still holds.
         stop_s: for stopping.
@@ -133,6 +133,8 @@ def _failure(worker: WorkerView, limits: Limits) -> str:
             return "its engine broke"
         case Phase.STUCK:
             return "its engine is stuck"
+        case Phase.PLACING if worker.phase_s > limits.start_s:
+            return f"it had no ports after {limits.start_s:.0f} s: no node has room for its role, or its process hangs"
         case Phase.STARTING if worker.phase_s > limits.start_s:
             return f"it was not ready after {limits.start_s:.0f} s"
         case Phase.STOPPING if worker.phase_s > limits.stop_s:

@@ -11,9 +11,11 @@ from pdserve.core.version import PROTOCOL_MAJOR
 from pdserve.engine.interfaces import KVPool
 from pdserve.engine.work import Granted
 from pdserve.rpc.v1 import kv_pb2, kv_pb2_grpc
+from pdserve.runtime.worker import still_loading
 from pdserve.wire.convert import error_from_proto, error_to_proto, geometry_to_proto, ticket_from_proto
 from pdserve.wire.errors import abort
 from pdserve.wire.frames import Coverage, verify_frame
+from pdserve.wire.streams import read_first
 from pdserve.wire.tokens import tokens_from_columns
 from services.decode.attempts import DecodeAttempts, DecodeHeld
 from services.decode.reception import Reception
@@ -22,12 +24,19 @@ PushContext = grpc.aio.ServicerContext[kv_pb2.PushMessage, kv_pb2.PushReply]
 
 
 class KVService(kv_pb2_grpc.KVServiceServicer):
-    """The decode worker's side of the handoff. `pushes` counts those under way."""
+    """The decode worker's side of the handoff.
 
-    def __init__(self, worker_id: str, epoch: int) -> None:
+    Args:
+        dead_after_s: how long a push may take to show its ticket.
+    Attributes:
+        pushes: those under way, from their ticket on.
+    """
+
+    def __init__(self, worker_id: str, epoch: int, dead_after_s: float) -> None:
         self.pushes = 0
         self._worker_id = worker_id
         self._epoch = epoch
+        self._dead_after_s = dead_after_s
         self._attempts: DecodeAttempts
         self._pool: KVPool
         self._is_open = False
@@ -43,7 +52,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
     ) -> kv_pb2.MeetResponse:
         """Who this worker is, and the shape of its cache; the pusher compares."""
         if not self._is_open:
-            await abort(context, _still_loading())
+            await abort(context, still_loading())
         return kv_pb2.MeetResponse(
             protocol_major=PROTOCOL_MAJOR,
             epoch=self._epoch,
@@ -54,19 +63,19 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
     # grpc.aio takes a coroutine that uses its context as well as the generator of the stub.
     async def Push(self, request_iterator: object, context: PushContext) -> None:  # type: ignore[override]  # noqa: N802
         """One push, from its ticket to the acknowledgement."""
+        first = await read_first(context, self._dead_after_s)
         self.pushes += 1
         try:
-            reply = await self._take(context)
+            reply = await self._take(first, context)
         except PdserveError as error:
             reply = kv_pb2.PushReply(failed=error_to_proto(error))
         finally:
             self.pushes -= 1
         await context.write(reply)
 
-    async def _take(self, context: PushContext) -> kv_pb2.PushReply:
+    async def _take(self, first: object, context: PushContext) -> kv_pb2.PushReply:
         if not self._is_open:
-            raise _still_loading()
-        first: object = await context.read()
+            raise still_loading()
         if not isinstance(first, kv_pb2.PushMessage) or not first.HasField("open"):
             raise PdserveError(ErrorCode.protocol_violation, "the first message of a push must be its ticket")
         ticket = ticket_from_proto(first.open.ticket)
@@ -132,7 +141,3 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
         ):
             raise PdserveError(ErrorCode.protocol_violation, "the commit's first tokens are not those of the attempt")
         self._attempts.commit(held, first_tokens)
-
-
-def _still_loading() -> PdserveError:
-    return PdserveError(ErrorCode.no_capacity, "this worker is still loading its model")

@@ -23,7 +23,7 @@ class DecodeWorker(Worker):
 
     def __init__(self, settings: Settings, make_engine: Callable[[], Engine] | None = None) -> None:
         super().__init__(settings, make_engine)
-        self._kv = KVService(self.worker_id, self.epoch)
+        self._kv = KVService(self.worker_id, self.epoch, settings.session.dead_after_s)
 
     @property
     def transfers(self) -> int:

@@ -15,7 +15,7 @@ async def main(settings: Settings, stop: asyncio.Event) -> None:
     frontend = await Frontend.load(settings.frontend, settings.session, settings.model)
     await frontend.start()
     try:
-        await stop.wait()
+        await frontend.serve(stop)
     finally:
         await frontend.stop()
 

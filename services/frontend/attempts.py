@@ -5,6 +5,7 @@ machine, and lives until its answers have ended: a new attempt replays prompt + 
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,18 +36,19 @@ from pdserve.core.attempt_state import (
 )
 from pdserve.core.errors import ErrorCode, Fault, PdserveError
 from pdserve.core.events import PromptLogprobs, Stage, StageReport, Token
-from pdserve.core.ids import AttemptKey, Ticket, random_id
+from pdserve.core.ids import AttemptKey
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.telemetry.metrics import FrontendMetrics
-from pdserve.wire.attempts import prompt_parts
-from pdserve.wire.convert import ticket_to_proto
 from services.frontend.choices import Choice
 from services.frontend.dispatcher import Dispatchable, Dispatcher
 from services.frontend.groups import Group
+from services.frontend.orders import write_orders
 from services.frontend.waiting import Place
 from services.frontend.workers import Worker
 
 _LONGEST_BACKOFF_S = 5.0
+
+_logger = logging.getLogger(__name__)
 
 
 class AttemptsOwner(Protocol):
@@ -153,32 +155,30 @@ class Attempts:
         self._apply(Cancelled())
 
     def send_to(self, prefill: Worker, decode: Worker | None) -> None:
-        """Send the attempt to its workers, to both at the same moment."""
+        """Send the attempt to its workers, to both at the same moment. A defect ends this request, and nothing else."""
         group = self._group
         token_ids = self.token_ids
         key = self._key = AttemptKey(group.group, next(group.attempt_numbers))
         self._leave_line()
         self._prefill_error = None
         self._early = []
-        attempt = group.describe(key, [choice.sibling for choice in self.live], len(token_ids), self._loop.time())
-        parts = [
-            pb.Command(prompt_part=part)
-            for part in prompt_parts(key.group.counter, key.attempt, token_ids, self._context.message_bytes)
-        ]
+        try:
+            attempt = group.describe(key, [choice.sibling for choice in self.live], len(token_ids), self._loop.time())
+            orders = write_orders(key, attempt, token_ids, prefill, decode, self._context.message_bytes)
+            blocks = -(-(self.reserved_tokens or len(token_ids) + 1) // prefill.block_size)
+        except Exception:
+            # This may run in the session of a worker that has just become free; the others there go on.
+            _logger.exception("attempt %s cannot be sent", key)
+            error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
+            self._apply(DispatchFailed(error, may_retry=False))
+            return
         self._context.metrics.attempt_started("first" if self._cause is None else self._cause.code.value)
         self._apply(Dispatched(prefill, decode))
-        reserve = pb.Reserve(attempt=attempt)
-        run = pb.Run(attempt=attempt)
-        blocks = -(-(self.reserved_tokens or len(token_ids) + 1) // prefill.block_size)
         if decode is not None:
-            ticket = ticket_to_proto(Ticket(prefill.epoch, decode.epoch, key, random_id()))
-            reserve.ticket.CopyFrom(ticket)
-            run.ticket.CopyFrom(ticket)
-            run.decode_address = decode.kv_address
             decode.carry(key, self, tokens=len(token_ids), blocks=blocks)
-            decode.send([*parts, pb.Command(reserve=reserve)])
+            decode.send(orders.decode)
         prefill.carry(key, self, tokens=len(token_ids), blocks=blocks)
-        prefill.send([*parts, pb.Command(reserve=reserve) if prefill.colocated else pb.Command(run=run)])
+        prefill.send(orders.prefill)
 
     # What workers say of the current attempt.
 

@@ -107,7 +107,8 @@ class Exchange:
         if unsent_bytes == 0 or taken_bytes != self._taken_bytes:
             self._taken_bytes, self._progress_s = taken_bytes, now_s
             longest_s = config.total_timeout_s + config.stall_timeout_s
-            return f"has read for {longest_s:g} s" if now_s - self.arrival_s >= longest_s else None
+            too_long = self.streaming and now_s - self.arrival_s >= longest_s
+            return f"has read for {longest_s:g} s" if too_long else None
         if now_s - self._progress_s >= config.stall_timeout_s:
             return f"took nothing for {config.stall_timeout_s:g} s"
         if self.answer is not None and self.answer.unread_bytes > config.max_unread_bytes:

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Frontend:
-    """One frontend. `start`, then `stop`, both once.
+    """One frontend. `start`, `serve`, then `stop`, each once.
 
     Attributes:
         port: that it listens on.
@@ -108,9 +108,25 @@ class Frontend:
             self.membership.set_members(Member(address) for address in self._config.workers)
         else:
             self._controller = ClusterClient(self._config.controller)
-            self._spawn(self.membership.follow(self._controller))
-        self._spawn(sample_loop_lag(self.metrics.loop_lagged))
+            self._spawn("membership", self.membership.follow(self._controller))
+        self._spawn("loop lag", sample_loop_lag(self.metrics.loop_lagged))
         _logger.info("listening on http://%s:%d", self._config.host, self.port)
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set.
+
+        Raises:
+            Exception: what broke one of the tasks, without which this would go on with workers that are long gone.
+        """
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        for task in done - {stopped}:
+            error = task.exception() or RuntimeError(f"{task.get_name()} has ended")
+            _logger.error("the frontend broke", exc_info=error)
+            raise error
 
     @property
     def stopping(self) -> bool:
@@ -150,5 +166,5 @@ class Frontend:
         instance, name = self._mint.instance, self._model.name
         return Worker(address, instance, role, name, self._session, self.dispatcher, self.metrics)
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+    def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))

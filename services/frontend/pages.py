@@ -49,7 +49,9 @@ class Pages:
         return json_response(readiness)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        self.generate.metrics.set_queue_depth(self.generate.admission.queue_depth)
+        metrics = self.generate.metrics
+        metrics.set_queue_depth(self.generate.admission.queue_depth)
+        metrics.set_loads((worker.role, worker.load) for worker in self.membership if worker.role is not None)
         return web.Response(body=render(self.registry), headers={"Content-Type": CONTENT_TYPE})
 
     async def version(self, _: web.Request) -> web.Response:

@@ -17,6 +17,12 @@ from pdserve.wire.session_client import WorkerSession
 from services.frontend.health import WorkerHealth
 from services.frontend.router import Candidate, Dispatched
 
+# What a worker reports of the other one of its pair, or of what lies between them: a decode worker that is killed fails all that
+# prefill was pushing to it. Who is lost counts by its own session.
+_OF_A_PEER = frozenset(
+    {ErrorCode.transfer_failed, ErrorCode.worker_lost, ErrorCode.stale_epoch, ErrorCode.unknown_ticket}
+)
+
 # A ready worker has made a step, if an empty one, within this time.
 _FRESH_STEP_S = 5.0
 
@@ -61,6 +67,7 @@ class Worker:
         listener: hears of every change that routing depends on.
     Attributes:
         colocated: a decode worker that reads prompts itself, and needs no prefill worker.
+        load: what its last pulse said of its engine.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class Worker:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._session = WorkerSession(address, instance, role, config, self)
-        self._load = EngineLoad()
+        self.load = EngineLoad()
         self._since = Dispatched()
         self._availability = Availability.ABSENT
         self._serves_model = False
@@ -109,7 +116,7 @@ class Worker:
     @property
     def ready(self) -> bool:
         """READY by its own word, heard of lately, with a fresh step."""
-        return self._takes_work and self._load.step_age_s < _FRESH_STEP_S
+        return self._takes_work and self.load.step_age_s < _FRESH_STEP_S
 
     @property
     def _takes_work(self) -> bool:
@@ -122,7 +129,7 @@ class Worker:
         """What routing sees; None when the worker should get no new work."""
         if not self._takes_work or self._refuses or not self.health.allows(self._loop.time()):
             return None
-        return Candidate(self.name, self._load, self._since)
+        return Candidate(self.name, self.load, self._since)
 
     def carry(self, key: AttemptKey, attempt: Carried, tokens: int, blocks: int) -> None:
         """The attempt is held here from now on."""
@@ -170,7 +177,7 @@ class Worker:
         self.kv_address = welcome.kv_address
         self.colocated = welcome.colocated
         self.block_size = max(1, welcome.geometry.block_size)
-        self._load = EngineLoad(free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks)
+        self.load = EngineLoad(free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks)
         self._since = Dispatched()
         self._refuses = False
         self._availability = Availability.DRAINING if welcome.draining else Availability.READY
@@ -217,12 +224,12 @@ class Worker:
         match error.spec.fault:
             case Fault.CAPACITY:
                 self._refuses = True
-            case Fault.WORKER:
+            case Fault.WORKER if error.code not in _OF_A_PEER:
                 self.health.failed(self._loop.time())
         attempt.take_failure(self, error)
 
     def on_pulse(self, load: EngineLoad, state: "pb.WorkerState.ValueType") -> None:
-        self._load = load
+        self.load = load
         self._since = Dispatched()
         self._refuses = False
         self._availability = _AVAILABILITY.get(state, Availability.ABSENT)

@@ -115,8 +115,9 @@ class PrefillAttempts(AttemptTable[PrefillHeld]):
                 self._post(Stop(held.key))
             case prefill_state.ReleaseBlocks():
                 self._post(Release(held.key))
-            case prefill_state.ReportHandoff():
-                report = StageReport(held.key, Stage.HANDOFF, time.monotonic() - held.committed_s)
+            case prefill_state.ReportHandoff(push):
+                seconds = time.monotonic() - held.committed_s
+                report = StageReport(held.key, Stage.HANDOFF, seconds, handoff_bytes=push.sent_bytes)
                 held.session.outbox.put_step((), (report,))
             case prefill_state.ReportFailure(error):
                 held.session.fail(held.key, error)

@@ -45,6 +45,9 @@ class Push:
     Args:
         num_tokens: of the whole prompt.
         stop_s: how long a peer may keep the last message from leaving when the push is stopped.
+
+    Attributes:
+        sent_bytes: of the cache, so far.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Push:
         self._stop_reason: PdserveError | None = None
         self._call: PushCall | None = None
         self._changed = asyncio.Event()
+        self.sent_bytes = 0
         self._task = asyncio.create_task(self._outcome())
         # Unlike the task's own code this also runs for one that is cancelled before its first step.
         self._task.add_done_callback(self._tell)
@@ -198,6 +202,7 @@ class Push:
             message = kv_pb2.PushMessage()
             encode_frame(span, geometry, self._ticket.nonce, data, message.frame)
             await call.write(message)
+            self.sent_bytes += len(message.frame.data)
 
     async def _wait(self) -> None:
         """Until something has changed.

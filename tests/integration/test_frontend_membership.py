@@ -89,6 +89,41 @@ async def test_workers_come_and_go_with_the_membership_and_stay_when_the_control
 
 
 @pytest.mark.asyncio
+async def test_a_frontend_that_cannot_follow_the_membership_any_more_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rather than go on with workers that are long gone."""
+
+    def fail(members: object) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError("a defect")
+
+    controller = FakeController()
+    await controller.start()
+    try:
+        async with frontend_with(wait_ready=False, controller=controller.address) as stack:
+            monkeypatch.setattr(stack.frontend.membership, "set_members", fail)
+            await controller.publish()
+            async with asyncio.timeout(5):
+                with pytest.raises(ZeroDivisionError):
+                    await stack.frontend.serve(asyncio.Event())
+        assert "the frontend broke" in caplog.text
+    finally:
+        await controller.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_frontend_serves_until_it_is_told_to_stop() -> None:
+    stop = asyncio.Event()
+    async with frontend_with(wait_ready=False, workers=("127.0.0.1:9",)) as stack:
+        serving = asyncio.create_task(stack.frontend.serve(stop))
+        await asyncio.sleep(0)
+        assert not serving.done()
+        stop.set()
+        await serving
+
+
+@pytest.mark.asyncio
 async def test_what_a_worker_carries_when_it_is_no_member_any_more_goes_elsewhere() -> None:
     controller, (prefill, decode), other = FakeController(), pair(), FakeWorker(Role.DECODE, "decode-1")
     await controller.start()

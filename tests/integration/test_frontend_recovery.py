@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from pdserve.core.errors import ErrorCode
 from pdserve.core.events import FinishReason, Role
 from pdserve.rpc.v1 import session_pb2
+from services.frontend import attempts
+from services.frontend.orders import Orders
 from tests.fake_worker import FakeWorker
 from tests.frontend_stack import Stack, answer_with, frontend_with, ids_of, pair, texts, until
 
@@ -18,6 +21,31 @@ IDS = ids_of(TEXT)
 
 def chat(stack: Stack, **fields: object) -> "asyncio.Task[list[str]]":
     return asyncio.create_task(stack.stream("/v1/chat/completions", CHAT | fields))
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_cannot_be_sent_fails_alone_and_costs_no_session(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both wait for workers, so it is a worker's pulse that sends them."""
+    prefill, decode = pair()
+    answer_with(prefill, decode, IDS)
+    decode.state = session_pb2.WORKER_STATE_DRAINING
+
+    def write_broken(*args: Any) -> Orders:
+        monkeypatch.undo()
+        raise ZeroDivisionError("a defect")
+
+    async with frontend_with(prefill, decode, wait_ready=False) as stack:
+        requests = [asyncio.create_task(stack.post("/v1/chat/completions", CHAT)) for _ in range(2)]
+        await until(lambda: len(stack.frontend.dispatcher.line) == 2)
+        monkeypatch.setattr(attempts, "write_orders", write_broken)
+        decode.state = session_pb2.WORKER_STATE_READY
+        answers = await asyncio.gather(*requests)
+        assert sorted(status for status, _ in answers) == [200, 500]
+        assert (prefill.sessions_opened, decode.sessions_opened) == (1, 1)
+        assert "ZeroDivisionError: a defect" in caplog.text
+        stack.assert_idle()
 
 
 @pytest.mark.asyncio

@@ -183,6 +183,16 @@ async def test_a_ticket_works_once() -> None:
         await pair.settle()
 
 
+async def test_a_push_that_shows_no_ticket_is_no_transfer_and_is_ended() -> None:
+    async with worker_pair() as pair:
+        channel = dial(pair.decode.worker.identity.kv_address)
+        call = kv_pb2_grpc.KVServiceStub(channel).Push()
+        await call.wait_for_connection()
+        assert pair.decode.worker.transfers == 0
+        assert (await call.code()).name == "FAILED_PRECONDITION"
+        await channel.close()
+
+
 async def test_a_push_waits_for_the_reservation_that_it_overtook() -> None:
     async with worker_pair() as pair:
         key = pair.new_key()

@@ -63,6 +63,26 @@ async def test_whoever_breaks_the_protocol_is_told_so(commands: list[pb.Command]
         assert (await last_event(call)).end.error.code == ErrorCode.protocol_violation
 
 
+async def test_a_stream_that_never_says_hello_is_ended() -> None:
+    async with worker_pair() as pair, open_session(pair) as call:
+        assert (await call.code()).name == "FAILED_PRECONDITION"
+        assert "none came for 0.25 s" in await call.details()
+
+
+async def test_an_attempt_that_is_here_already_ends_the_session() -> None:
+    slow = scripted_settings(engine={"scripted": {"step_s": 0.02}})
+    async with worker_pair(prefill=slow) as pair:
+        key = pair.dispatch(prompt_of(30), SamplingParams(max_tokens=500, temperature=0.0))
+        await wait_until(lambda: key in pair.decode.worker.held, "the attempt")
+        attempt = pair.attempt(key, prompt_of(30), SamplingParams(max_tokens=500))
+        pair.reserve(attempt, prompt_of(30), pair.ticket(key))
+        await wait_until(lambda: bool(pair.decode.heard.losses), "the end of the session")
+        assert pair.decode.heard.losses[0].code is ErrorCode.protocol_violation
+        assert key not in pair.decode.heard.failures
+        pair.cancel(key, pair.prefill)
+        await pair.settle()
+
+
 async def test_welcome_says_who_the_worker_is() -> None:
     async with worker_pair() as pair, open_session(pair, hello()) as call:
         welcome = (await call.read()).welcome

@@ -47,7 +47,7 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """One way to compute paged attention. Blocks that no slice names are never read."""
+    """One way to compute paged attention. Of the blocks that a slice names, those behind its end are never read."""
 
     def plan_step(self, slices: Sequence[SequenceSlice]) -> StepAttention: ...
 
@@ -97,8 +97,13 @@ def write_tokens(cache: PagedCache, layer: int, blocks: Tensor, offsets: Tensor,
 def token_slots(slices: Sequence[SequenceSlice], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """[tokens] the block, and [tokens] the offset in it, of every token of a step."""
     positions = token_positions(slices)
-    blocks = [np.asarray(part.block_ids, np.int64)[np.arange(part.start, part.end) // block_size] for part in slices]
-    return np.concatenate(blocks), positions % block_size
+    return np.concatenate([_token_blocks(part, block_size) for part in slices]), positions % block_size
+
+
+def _token_blocks(part: SequenceSlice, block_size: int) -> NDArray[np.int64]:
+    """[tokens] the block of every token of a slice."""
+    first, last = part.start // block_size, -(-part.end // block_size)
+    return np.asarray(part.block_ids[first:last], np.int64)[np.arange(part.start, part.end) // block_size - first]
 
 
 def token_positions(slices: Sequence[SequenceSlice]) -> NDArray[np.int64]:

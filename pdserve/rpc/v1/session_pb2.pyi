@@ -589,12 +589,15 @@ class StageReport(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    HANDOFF_BYTES_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     attempt: _builtins.int
     stage: Global___Stage.ValueType
     seconds: _builtins.float
     cached_tokens: _builtins.int
     """With STAGE_PREFILL: how much of the prompt came from the prefix cache."""
+    handoff_bytes: _builtins.int
+    """With STAGE_HANDOFF: how much of the cache was pushed."""
     def __init__(
         self,
         *,
@@ -603,10 +606,11 @@ class StageReport(_message.Message):
         stage: Global___Stage.ValueType = ...,
         seconds: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
+        handoff_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "group", b"group", "seconds", b"seconds", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "group", b"group", "handoff_bytes", b"handoff_bytes", "seconds", b"seconds", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-from pdserve.core.ids import AttemptKey, GroupId, GroupIdMint, SequenceKey, random_id
+from pdserve.core.ids import AttemptKey, GroupId, GroupIdMint, random_id
 
 
 def test_a_mint_never_repeats_a_group() -> None:
@@ -15,7 +15,4 @@ def test_random_ids_are_nonzero_and_fit_a_signed_64_bit_number() -> None:
 
 
 def test_keys_are_written_with_all_their_parts() -> None:
-    sequence = SequenceKey(GroupId(255, 4), attempt=2, sibling=1)
-    assert str(sequence) == "00000000000000ff-4/2.1"
-    assert sequence.attempt_key == AttemptKey(GroupId(255, 4), 2)
-    assert str(sequence.attempt_key) == "00000000000000ff-4/2"
+    assert str(AttemptKey(GroupId(255, 4), 2)) == "00000000000000ff-4/2"

@@ -96,7 +96,7 @@ TABLE: list[tuple[Any, dict[str, Any]]] = [
             "ready": ILLEGAL,
             "first tokens": ILLEGAL,
             "first tokens end all": ILLEGAL,
-            "acknowledged": (Finished(), [ReportHandoff(), ReleaseBlocks()]),
+            "acknowledged": (Finished(), [ReportHandoff(PUSH), ReleaseBlocks()]),
             "cancelled": (ABORTING_PINNED, [StopTransfer(PUSH, None)]),
             "broke": (ABORTING_PINNED, [ReportFailure(ERROR), StopTransfer(PUSH, ERROR)]),
             "transfer failed": (Finished(), [ReportFailure(ERROR), ReleaseBlocks()]),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pdserve.core.events import FinishReason, Token, TokenLogprobs
+from pdserve.core.events import Token, TokenLogprobs
 from pdserve.core.geometry import KVGeometry
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
@@ -77,12 +77,9 @@ def group(
     )
 
 
-def first_tokens(of: Group, *, ended: Sequence[int] = (), token_id: int = 50) -> tuple[Token, ...]:
+def first_tokens(of: Group, *, token_id: int = 50) -> tuple[Token, ...]:
     """What prefill sends with its commit."""
-    return tuple(
-        Token(of.key, sibling, len(of.token_ids), token_id, FinishReason.STOP if sibling in ended else None)
-        for sibling in of.siblings
-    )
+    return tuple(Token(of.key, sibling, len(of.token_ids), token_id) for sibling in of.siblings)
 
 
 def _scored(part: SequenceSlice) -> list[Sampled]:

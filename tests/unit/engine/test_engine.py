@@ -242,6 +242,15 @@ def test_a_step_that_cannot_be_run_fails_its_attempts_and_breaks_the_engine() ->
         engine.step()
 
 
+def test_a_context_shorter_than_the_models_is_kept() -> None:
+    engine = Engine(ScriptedRunner(100), SchedulerSettings(max_context_tokens=20))
+    engine.apply(Prefill(make_group(1, 20), then_decode=True))
+    engine.apply(Prefill(make_group(2, 18, max_tokens=8), then_decode=True))
+    outcomes = [engine.step() for _ in range(3)]
+    assert [failed.error.code for failed in outcomes[0].failed] == [ErrorCode.context_length_exceeded]
+    assert [token.position for outcome in outcomes for token in outcome.tokens] == [18, 19]
+
+
 def test_results_that_do_not_fit_the_plan_break_the_engine() -> None:
     engine = Engine(ShortRunner(100))
     engine.apply(Prefill(make_group(1, 10)))
@@ -295,15 +304,9 @@ class EngineUnderAnyCommands(RuleBasedStateMachine):
         group = self.new_group(prompt, prompt_tokens, n, max_tokens, replayed_tokens)
         self.engine.apply(Prefill(group, then_decode))
 
-    @rule(replaced=st.integers(0, 5), **SHAPES)
-    def reserve(
-        self, replaced: int, prompt: int, prompt_tokens: int, n: int, max_tokens: int, replayed_tokens: int
-    ) -> None:
-        replaces = self.some_key(replaced) if self.groups and replaced < 2 else None
-        group = self.new_group(prompt, prompt_tokens, n, max_tokens, replayed_tokens)
-        self.engine.apply(Reserve(group, replaces))
-        if replaces:
-            self.reserved.pop(replaces, None)
+    @rule(**SHAPES)
+    def reserve(self, prompt: int, prompt_tokens: int, n: int, max_tokens: int, replayed_tokens: int) -> None:
+        self.engine.apply(Reserve(self.new_group(prompt, prompt_tokens, n, max_tokens, replayed_tokens)))
 
     @precondition(lambda self: self.reserved)
     @rule(index=st.integers(0, 20))

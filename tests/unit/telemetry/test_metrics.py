@@ -3,7 +3,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.core.events import EngineLoad, Role, Stage, StageReport
 from pdserve.core.ids import AttemptKey, GroupId
-from pdserve.telemetry.metrics import FrontendMetrics, WorkerMetrics, render
+from pdserve.telemetry.metrics import FrontendMetrics, render
 
 KEY = AttemptKey(GroupId(1, 1), 1)
 
@@ -21,17 +21,10 @@ FRONTEND_METRICS = {
     "pdserve_queue_depth",
     "pdserve_stage_seconds",
     "pdserve_worker_up",
-    "pdserve_event_loop_lag_seconds",
-}
-
-WORKER_METRICS = {
     "pdserve_kv_blocks",
     "pdserve_sequences",
-    "pdserve_queue_depth",
     "pdserve_queue_tokens",
     "pdserve_kv_handoff_bytes",
-    "pdserve_stage_seconds",
-    "pdserve_worker_up",
     "pdserve_event_loop_lag_seconds",
 }
 
@@ -45,12 +38,6 @@ def test_a_frontend_has_its_metrics() -> None:
     registry = CollectorRegistry()
     FrontendMetrics(registry)
     assert families(registry) == FRONTEND_METRICS
-
-
-def test_a_worker_has_its_metrics() -> None:
-    registry = CollectorRegistry()
-    WorkerMetrics(registry, Role.DECODE, "decode-0")
-    assert families(registry) == WORKER_METRICS
 
 
 def test_components_in_one_process_do_not_mix() -> None:
@@ -114,27 +101,27 @@ def test_a_worker_that_is_no_member_any_more_leaves_no_label() -> None:
     assert registry.get_sample_value("pdserve_worker_up", labels) is None
 
 
-def test_load_fills_a_workers_gauges() -> None:
+def test_loads_of_all_workers_of_a_role_are_added_up() -> None:
     registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry, Role.DECODE, "decode-0")
-    metrics.set_load(
-        EngineLoad(
-            queued_tokens=70,
-            queued_sequences=2,
-            running_sequences=3,
-            free_blocks=5,
-            cached_blocks=4,
-            total_blocks=16,
-        )
+    metrics = FrontendMetrics(registry)
+    load = EngineLoad(
+        queued_tokens=70,
+        queued_sequences=2,
+        running_sequences=3,
+        free_blocks=5,
+        cached_blocks=4,
+        total_blocks=16,
     )
+    metrics.set_loads([(Role.DECODE, load), (Role.DECODE, load), (Role.PREFILL, load)])
 
     def value(name: str, state: str) -> float | None:
         return registry.get_sample_value(name, {"role": "decode", "state": state})
 
-    assert [value("pdserve_kv_blocks", state) for state in ("free", "cached", "used")] == [5, 4, 7]
-    assert [value("pdserve_sequences", state) for state in ("queued", "running")] == [2, 3]
-    assert registry.get_sample_value("pdserve_queue_depth") == 2
-    assert registry.get_sample_value("pdserve_queue_tokens") == 70
+    assert [value("pdserve_kv_blocks", state) for state in ("free", "cached", "used")] == [10, 8, 14]
+    assert [value("pdserve_sequences", state) for state in ("queued", "running")] == [4, 6]
+    assert registry.get_sample_value("pdserve_queue_tokens") == 210
+    metrics.set_loads([])
+    assert value("pdserve_kv_blocks", "used") == 0
 
 
 def test_what_else_is_counted_shows() -> None:
@@ -154,12 +141,5 @@ def test_what_else_is_counted_shows() -> None:
     assert value("pdserve_queue_depth") == 4
     assert value("pdserve_event_loop_lag_seconds_count") == 1
 
-    registry = CollectorRegistry()
-    worker = WorkerMetrics(registry, Role.PREFILL, "prefill-0")
-    worker.set_up(True)
-    worker.handoff_sent(1 << 20)
-    worker.stage_took(StageReport(KEY, Stage.PREFILL, 0.5))
-    worker.loop_lagged(0.002)
-    assert registry.get_sample_value("pdserve_worker_up", {"role": "prefill", "worker": "prefill-0"}) == 1
-    assert registry.get_sample_value("pdserve_kv_handoff_bytes_total") == 1 << 20
-    assert registry.get_sample_value("pdserve_stage_seconds_count", {"stage": "prefill"}) == 1
+    frontend.stage_took(StageReport(KEY, Stage.HANDOFF, 0.5, handoff_bytes=1 << 20))
+    assert value("pdserve_kv_handoff_bytes_total") == 1 << 20

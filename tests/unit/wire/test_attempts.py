@@ -95,7 +95,7 @@ def collect(assembly: PromptAssembly, parts: Any) -> None:
 def test_a_prompt_of_any_length_travels_in_parts_that_fit(token_ids: list[int], max_bytes: int) -> None:
     parts = list(prompt_parts(2**64 - 1, 2**32 - 1, token_ids, max_bytes))
     assert all(session_pb2.Command(prompt_part=part).ByteSize() <= max_bytes for part in parts)
-    assembly = PromptAssembly(max_tokens=len(token_ids))
+    assembly = PromptAssembly(max_tokens=len(token_ids), max_parts=len(parts))
     collect(assembly, parts)
     assert assembly.num_tokens == len(token_ids)
     taken = assembly.take(2**64 - 1, 2**32 - 1, len(token_ids))
@@ -130,7 +130,7 @@ class TestPromptAssembly:
         assert refusal.value.code is ErrorCode.protocol_violation
 
     def test_keeps_prompts_apart(self) -> None:
-        assembly = PromptAssembly(max_tokens=100)
+        assembly = PromptAssembly(max_tokens=100, max_parts=10)
         collect(assembly, [self.part(1, 1, 10), self.part(1, 2, 20), self.part(2, 1, 30), self.part(1, 1, 11)])
         assert (assembly.num_prompts, assembly.num_tokens) == (3, 4)
         assert assembly.take(1, 1, 2).tolist() == [10, 11]
@@ -139,7 +139,7 @@ class TestPromptAssembly:
         assert (assembly.num_prompts, assembly.num_tokens) == (0, 0)
 
     def test_refuses_more_tokens_than_may_wait(self) -> None:
-        assembly = PromptAssembly(max_tokens=3)
+        assembly = PromptAssembly(max_tokens=3, max_parts=10)
         assembly.add(self.part(1, 1, 1, 2))
         self.violates(lambda: assembly.add(self.part(2, 1, 3, 4)), "more than 3 tokens")
         assert assembly.num_tokens == 2
@@ -147,28 +147,36 @@ class TestPromptAssembly:
         assembly.drop(1, 1)
         assembly.add(self.part(2, 1, 4, 5))
 
+    def test_refuses_more_parts_than_may_wait(self) -> None:
+        assembly = PromptAssembly(max_tokens=100, max_parts=2)
+        collect(assembly, [self.part(1, 1, 1), self.part(2, 1, 2)])
+        self.violates(lambda: assembly.add(self.part(1, 1, 3)), "more than 2 parts")
+        assert assembly.take(1, 1, 1).tolist() == [1]
+        assembly.add(self.part(2, 1, 3))
+        self.violates(lambda: assembly.add(self.part(2, 1, 4)), "more than 2 parts")
+
     @pytest.mark.parametrize("total_tokens", [1, 3])
     def test_refuses_a_prompt_of_another_length_and_forgets_it(self, total_tokens: int) -> None:
-        assembly = PromptAssembly(max_tokens=10)
+        assembly = PromptAssembly(max_tokens=10, max_parts=10)
         assembly.add(self.part(1, 1, 1, 2))
         self.violates(lambda: assembly.take(1, 1, total_tokens), f"2 token ids came for a prompt of {total_tokens}")
         assert (assembly.num_prompts, assembly.num_tokens) == (0, 0)
 
     def test_refuses_a_prompt_of_which_nothing_came(self) -> None:
-        self.violates(lambda: PromptAssembly(max_tokens=10).take(1, 1, 2), "0 token ids came")
+        self.violates(lambda: PromptAssembly(max_tokens=10, max_parts=10).take(1, 1, 2), "0 token ids came")
 
     def test_refuses_what_is_no_token_id(self) -> None:
-        assembly = PromptAssembly(max_tokens=10)
+        assembly = PromptAssembly(max_tokens=10, max_parts=10)
         self.violates(lambda: assembly.add(self.part(1, 1, 2**31)), "no token id")
         assert assembly.num_tokens == 0
 
     def test_refuses_a_part_without_token_ids(self) -> None:
         """Any number of them would fit."""
-        assembly = PromptAssembly(max_tokens=10)
+        assembly = PromptAssembly(max_tokens=10, max_parts=10)
         self.violates(lambda: assembly.add(self.part(1, 1)), "without token ids")
         assert assembly.num_prompts == 0
 
     def test_drop_of_what_never_came_changes_nothing(self) -> None:
-        assembly = PromptAssembly(max_tokens=10)
+        assembly = PromptAssembly(max_tokens=10, max_parts=10)
         assembly.drop(1, 1)
         assert (assembly.num_prompts, assembly.num_tokens) == (0, 0)

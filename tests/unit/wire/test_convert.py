@@ -17,8 +17,6 @@ from pdserve.wire.convert import (
     error_to_proto,
     geometry_from_proto,
     geometry_to_proto,
-    group_from_proto,
-    group_to_proto,
     load_from_proto,
     pulse_to_proto,
     role_from_proto,
@@ -85,11 +83,6 @@ def sent(message: Any) -> Any:
 
 def test_a_top_k_beyond_any_vocabulary_travels_as_the_largest_number() -> None:
     assert sampling_to_proto(SamplingParams(max_tokens=1, top_k=2**40)).top_k == 2**32 - 1
-
-
-@given(group=groups)
-def test_a_group_comes_back(group: GroupId) -> None:
-    assert group_from_proto(sent(group_to_proto(group))) == group
 
 
 @given(geometry=geometries)

@@ -116,6 +116,26 @@ async def test_a_silent_worker_is_quiet_then_dead_and_is_tried_again() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_loss_that_cannot_be_handled_does_not_cost_the_worker_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(error: PdserveError) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError("a defect")
+
+    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
+    async with running(worker):
+        opened = session(worker, heard)
+        await until(lambda: opened.connected)
+        monkeypatch.setattr(heard, "on_lost", fail)
+        await worker.stop()
+        await worker.start(int(worker.address.rpartition(":")[2]))
+        await until(lambda: len(heard.welcomes) == 2)
+        assert "ZeroDivisionError: a defect" in caplog.text
+        await opened.close()
+
+
+@pytest.mark.asyncio
 async def test_a_worker_that_dies_is_lost_at_once_and_found_again_at_its_address() -> None:
     worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
     async with running(worker):

@@ -28,7 +28,7 @@ def test_what_is_missing_is_started_in_the_lowest_free_slots() -> None:
 
 def test_what_runs_as_it_should_is_left_alone() -> None:
     assert plan(1, 1, ready(P0), ready(D0)) == []
-    assert plan(1, 1, WorkerView(P0, Phase.PLACING, phase_s=1e6), WorkerView(D0, Phase.STARTING)) == []
+    assert plan(1, 1, WorkerView(P0, Phase.PLACING, phase_s=59), WorkerView(D0, Phase.STARTING)) == []
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,10 @@ def test_what_runs_as_it_should_is_left_alone() -> None:
     [
         (WorkerView(D0, Phase.BROKEN), "its engine broke"),
         (WorkerView(D0, Phase.STUCK), "its engine is stuck"),
+        (
+            WorkerView(D0, Phase.PLACING, phase_s=61),
+            "it had no ports after 60 s: no node has room for its role, or its process hangs",
+        ),
         (WorkerView(D0, Phase.STARTING, phase_s=61), "it was not ready after 60 s"),
         (WorkerView(D0, Phase.STOPPING, phase_s=41), "it had not stopped after 40 s"),
         (ready(D0, silent_s=5.1), "it has not answered for 5.1 s"),

@@ -7,6 +7,7 @@ import pytest
 
 from pdserve.config import SessionConfig
 from pdserve.core.attempt import Attempt
+from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, GroupId, Ticket
 from pdserve.core.sampling import SamplingParams
@@ -37,7 +38,7 @@ class Bench:
         self.scheduler = Scheduler(BlockManager(64), SCRIPTED_GEOMETRY, 1000, SchedulerSettings())
         self.session = FrontendSession(3, SessionConfig())
         self.commands: list[Command] = []
-        self.table = DecodeAttempts(Admission("m", 1000, 1000, 10), self.commands.append, EPOCH, 0.1, colocated=False)
+        self.table = DecodeAttempts(Admission("m", 1000, 10), self.commands.append, EPOCH, 0.1, colocated=False)
 
     def reserve(self, attempt: int = 1, siblings: tuple[int, ...] = (0, 1), replaces: int = 0) -> DecodeHeld:
         key = AttemptKey(GroupId(self.session.instance, 1), attempt)
@@ -136,6 +137,17 @@ async def test_a_replaced_reservation_keeps_its_blocks_until_its_push_has_stoppe
     assert list(bench.scheduler.attempts) == [new.key]
     bench.cancel(new)
     bench.check_idle()
+
+
+async def test_an_attempt_that_is_held_cannot_be_reserved_again() -> None:
+    """To fail it would say that it is not held, while the first one goes on."""
+    bench = Bench()
+    held = bench.reserve()
+    with pytest.raises(PdserveError, match="is here already") as violation:
+        bench.reserve()
+    assert violation.value.code is ErrorCode.protocol_violation
+    assert bench.session.outbox.pending_bytes == 0
+    assert bench.table.held == {held.key: held}
 
 
 async def test_what_came_of_a_refused_attempt_is_forgotten() -> None:

@@ -57,6 +57,18 @@ async def test_a_worker_that_is_lost_with_its_request_on_trial_is_tried_again() 
     assert worker.health.allows(LATER_S)
 
 
+@pytest.mark.parametrize(
+    "code", [ErrorCode.transfer_failed, ErrorCode.worker_lost, ErrorCode.stale_epoch, ErrorCode.unknown_ticket]
+)
+async def test_a_peers_failure_does_not_count_against_the_worker_that_reports_it(code: ErrorCode) -> None:
+    worker, attempt = make_worker(), Attempt()
+    for counter in range(1, 11):
+        worker.carry(key(counter), attempt, tokens=1, blocks=1)
+        worker.on_failed(key(counter), PdserveError(code, "the other one"))
+    assert worker.health.allows(0.0)
+    assert len(attempt.failures) == 10
+
+
 async def test_one_attempts_defect_does_not_keep_a_loss_from_the_others() -> None:
     worker, attempt = make_worker(), Attempt()
     worker.carry(key(1), Attempt(ZeroDivisionError()), tokens=1, blocks=1)

@@ -1,0 +1,78 @@
+"""How far behind a reader may be, and what counts as reading."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pdserve.rpc.v1 import session_pb2
+from services.frontend.exchanges import Exchange
+from tests.fake_worker import MODEL, FakeWorker
+from tests.frontend_stack import Stack, frontend_with, ids_of, pair, until
+
+ONE = ids_of("x")
+FAR_AWAY_S = 60.0
+
+
+@asynccontextmanager
+async def silent_client(stack: Stack) -> AsyncIterator[None]:
+    """Asks for a stream, and never reads."""
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 400, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", stack.frontend.port))
+        await loop.sock_sendall(client, f"{head}\r\n\r\n{body}".encode())
+        yield
+
+
+async def send(stack: Stack, decode: FakeWorker, attempt: session_pb2.Attempt, sent: int) -> int:
+    """One more token than were sent; returns how many that are."""
+    decode.tokens(attempt, ONE, start=sent)
+    await until(lambda: stack.accepted() == sent + 1)
+    return sent + 1
+
+
+async def fill_kernel(stack: Stack, decode: FakeWorker, attempt: session_pb2.Attempt) -> tuple[Exchange, int]:
+    """Tokens until the kernel takes no more; the stream, and how many they were."""
+    exchange = next(iter(stack.frontend.exchanges))
+    sent = 0
+    while exchange.request.transport is None or exchange.request.transport.get_write_buffer_size() == 0:
+        sent = await send(stack, decode, attempt, sent)
+    return exchange, sent
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_is_too_far_behind_is_given_up_before_any_deadline() -> None:
+    prefill, decode = pair()
+    limits: dict[str, Any] = {"max_unread_bytes": 4096, "send_buffer_bytes": 4096, "stall_timeout_s": FAR_AWAY_S}
+    async with frontend_with(prefill, decode, context_tokens=8192, **limits) as stack, silent_client(stack):
+        attempt = (await prefill.expect("run")).run.attempt
+        exchange, sent = await fill_kernel(stack, decode, attempt)
+        while not exchange.request.protocol.writing_paused:
+            sent = await send(stack, decode, attempt, sent)
+        decode.tokens(attempt, ONE * 6000, start=sent)
+        await decode.expect("cancel")
+        await until(lambda: stack.outcomes() == {"client_gone": 1})
+        stack.assert_idle()
+
+
+@pytest.mark.asyncio
+async def test_text_that_is_written_meanwhile_is_no_progress_of_a_reader_that_takes_nothing() -> None:
+    prefill, decode = pair()
+    limits: dict[str, Any] = {"send_buffer_bytes": 4096, "stall_timeout_s": 0.4}
+    async with frontend_with(prefill, decode, context_tokens=8192, **limits) as stack, silent_client(stack):
+        attempt = (await prefill.expect("run")).run.attempt
+        exchange, sent = await fill_kernel(stack, decode, attempt)
+        while not stack.outcomes():
+            # Each of these is written: there is room in the process's own buffer.
+            assert not exchange.request.protocol.writing_paused
+            sent = await send(stack, decode, attempt, sent)
+            await asyncio.sleep(0.05)
+        assert stack.outcomes() == {"client_gone": 1}
