@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from blockbuster import blockbuster_ctx
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # An example may take long on a busy machine; only its outcome counts.
-settings.register_profile("pdserve", deadline=None)
+settings.register_profile("pdserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pdserve")
 
 

@@ -20,7 +20,7 @@ from pdserve.wire.convert import ticket_to_proto
 from pdserve.wire.session_client import WorkerSession
 
 
-async def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = 10.0) -> None:
+async def wait_until(holds: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
     """Wait for a condition; fails the test with `what` when it does not come true."""
     until_s = time.monotonic() + deadline_s
     while not holds():
@@ -111,7 +111,7 @@ class ManualFrontend:
     def decode(self) -> Link:
         return self.decodes[0]
 
-    async def connect(self, role: Role, address: str, config: SessionConfig, deadline_s: float = 10.0) -> Link:
+    async def connect(self, role: Role, address: str, config: SessionConfig, deadline_s: float = 60.0) -> Link:
         """Open a session, and wait for its Welcome."""
         heard = Heard()
         session = WorkerSession(address, self.instance, role, config, heard)
@@ -200,7 +200,7 @@ class ManualFrontend:
         for link in links or (*self.prefills, *self.decodes):
             link.session.send([pb.Command(cancel=cancel)])
 
-    async def finish(self, key: AttemptKey, siblings: Sequence[int] = (0,), deadline_s: float = 10.0) -> None:
+    async def finish(self, key: AttemptKey, siblings: Sequence[int] = (0,), deadline_s: float = 60.0) -> None:
         """Until decode has sent every sibling's last token."""
         heard = self._decode_of[key].heard
         links = [*self.prefills, *self.decodes]

@@ -98,10 +98,12 @@ class Tokenizer:
             InvalidRequest: the text holds lone surrogates.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of the library's ways to encode, only those for several texts let go of the interpreter's lock.
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             # What the library says of a str that has no UTF-8.
             raise InvalidRequest(param, f"{param} holds a lone surrogate, which is not text") from error
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
@@ -111,7 +113,8 @@ class Tokenizer:
             InvalidRequest: the text holds lone surrogates.
         """
         try:
-            encoding = self._backend.encode(text)
+            # As in `encode`.
+            [encoding] = self._backend.encode_batch([text])
         except TypeError as error:
             raise InvalidRequest("prompt", "prompt holds a lone surrogate, which is not text") from error
         # Tokens that the tokenizer adds have no place in the text; they count as where they stand.

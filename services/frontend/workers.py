@@ -171,8 +171,10 @@ class Worker:
 
     def on_welcome(self, welcome: pb.Welcome) -> None:
         self._told = None
-        self.role = role_from_proto(welcome.role)
-        self.name = welcome.worker_id or self.address
+        role, name = role_from_proto(welcome.role), welcome.worker_id or self.address
+        if self.role is not None and (role, name) != (self.role, self.name):
+            self._metrics.worker_gone(self.role, self.name)
+        self.role, self.name = role, name
         self.epoch = welcome.epoch
         self.kv_address = welcome.kv_address
         self.colocated = welcome.colocated

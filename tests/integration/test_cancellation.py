@@ -168,7 +168,8 @@ async def test_lost_session_frees_everything_before_the_next_hello_is_answered()
 
 
 async def test_silent_frontend_loses_its_lease() -> None:
-    async with worker_pair(decode=scripted_settings(engine={"scripted": {"step_s": STEP_S}})) as pair:
+    decode = scripted_settings(engine={"scripted": {"step_s": STEP_S}}, session={"dead_after_s": 0.5})
+    async with worker_pair(decode=decode) as pair:
         pair.dispatch(prompt_of(50), LONG)
         await wait_until(lambda: state(pair, "decode") == {"Running"}, "decode to run")
         # The connection stays, but nothing is said any more.

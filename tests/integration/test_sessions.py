@@ -64,9 +64,10 @@ async def test_whoever_breaks_the_protocol_is_told_so(commands: list[pb.Command]
 
 
 async def test_a_stream_that_never_says_hello_is_ended() -> None:
-    async with worker_pair() as pair, open_session(pair) as call:
+    decode = scripted_settings(session={"dead_after_s": 0.5})
+    async with worker_pair(decode=decode) as pair, open_session(pair) as call:
         assert (await call.code()).name == "FAILED_PRECONDITION"
-        assert "none came for 0.25 s" in await call.details()
+        assert "none came for 0.5 s" in await call.details()
 
 
 async def test_an_attempt_that_is_here_already_ends_the_session() -> None:

@@ -1,7 +1,5 @@
 """Blocks are free, used or cached; counts always add up; content is found again by its digests."""
 
-import itertools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.block_manager import BlockManager
 from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
+from tests.calls import count_calls
 
 GEOMETRY = KVGeometry(
     model_fingerprint="f",
@@ -191,15 +190,13 @@ def test_the_cost_of_an_operation_does_not_depend_on_the_size_of_the_pool() -> N
         blocks = BlockManager(total_blocks)
         for index in range(total_blocks):
             cached_chain(blocks, str(index))
-        counter = itertools.count()
-        sys.setprofile(lambda *_: next(counter))
-        try:
+
+        def take_and_give_back() -> None:
             block_ids = blocks.allocate(8, blocks.match(digests("0", "1")))
             blocks.enter(block_ids[0], b"new")
             blocks.free(block_ids)
-        finally:
-            sys.setprofile(None)
-        return next(counter)
+
+        return count_calls(take_and_give_back)
 
     assert calls(16) == calls(4096)
 

@@ -1,6 +1,5 @@
 """What a step is made of, who is admitted when, and what becomes of every command in every phase."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from pdserve.engine.work import (
     StepPlan,
     Stop,
 )
+from tests.calls import count_calls
 from tests.unit.engine.scheduling import BLOCK_SIZE, Bench, first_tokens, group, key
 
 # A step.
@@ -687,23 +687,6 @@ def test_an_idle_scheduler_has_no_work_while_its_queue_waits_for_blocks() -> Non
 # Cost.
 
 
-def calls(operation: Callable[[], object]) -> int:
-    """How many functions are called, Python's and C's."""
-    count = 0
-
-    def on_event(_frame: object, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
-        operation()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_step_costs_the_same_however_many_wait(blocked: bool) -> None:
     def cost(num_waiting: int) -> list[int]:
@@ -721,7 +704,12 @@ def test_a_step_costs_the_same_however_many_wait(blocked: bool) -> None:
 
         # Leaving from the middle of the queue is as cheap as a step is.
         stop = Stop(key(1 + num_waiting // 2))
-        return [calls(step), calls(step), calls(lambda: bench.scheduler.apply(stop)), calls(step)]
+        return [
+            count_calls(step),
+            count_calls(step),
+            count_calls(lambda: bench.scheduler.apply(stop)),
+            count_calls(step),
+        ]
 
     assert cost(10_000) == cost(20)
 
@@ -734,7 +722,7 @@ def test_those_who_left_the_queue_leave_nothing_behind() -> None:
         bench.scheduler.apply(Reserve(of))
         bench.scheduler.apply(Stop(of.key))
     assert list(bench.scheduler.attempts) == [key(1)]
-    assert calls(bench.scheduler.plan) < 30
+    assert count_calls(bench.scheduler.plan) < 30
 
 
 # Log-probabilities of prompts.

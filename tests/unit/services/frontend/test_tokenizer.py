@@ -5,6 +5,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -182,6 +185,25 @@ async def test_the_pool_works_off_the_event_loop(tokenizer: Tokenizer) -> None:
     assert await pool.run(lambda _: threading.current_thread()) is not threading.current_thread()
     with pytest.raises(InvalidRequest):
         await pool.run(lambda t: t.encode("\ud800"))
+    pool.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", [Tokenizer.encode, Tokenizer.encode_with_offsets])
+async def test_the_loop_goes_on_while_a_long_text_is_encoded(
+    tokenizer: Tokenizer, method: Callable[[Tokenizer, str], object]
+) -> None:
+    pool = TokenizerPool(tokenizer)
+    # Takes about a second.
+    text = " ".join(CORPUS) * 1500
+    encoding = asyncio.ensure_future(pool.run(lambda t: method(t, text)))
+    ticks_s = [time.monotonic()]
+    while not encoding.done():
+        await asyncio.sleep(0.01)
+        ticks_s.append(time.monotonic())
+    assert await encoding
+    longest_s = max(later_s - earlier_s for earlier_s, later_s in pairwise(ticks_s))
+    assert longest_s < (ticks_s[-1] - ticks_s[0]) / 2
     pool.close()
 
 

@@ -7,7 +7,9 @@ from pdserve.config import SessionConfig
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.core.events import Role, StageReport, Token
 from pdserve.core.ids import AttemptKey, GroupId
+from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.telemetry.metrics import FrontendMetrics
+from pdserve.wire.convert import role_to_proto
 from services.frontend.workers import Worker
 
 pytestmark = pytest.mark.asyncio
@@ -76,3 +78,16 @@ async def test_one_attempts_defect_does_not_keep_a_loss_from_the_others() -> Non
     worker.on_lost(LOST)
     assert attempt.failures == [LOST]
     assert not worker.carried
+
+
+async def test_metrics_know_a_worker_by_one_name() -> None:
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    worker = Worker("127.0.0.1:1", 1, Role.DECODE, "m", SessionConfig(), Listener(), metrics)
+    # Its model is still loading.
+    worker.on_lost(LOST)
+    worker.on_welcome(pb.Welcome(role=role_to_proto(Role.DECODE), worker_id="decode-0", model="m"))
+    names = {s.labels["worker"] for m in registry.collect() for s in m.samples if s.name == "pdserve_worker_up"}
+    assert names == {"decode-0"}
+    await worker.close()
+    assert not [s for m in registry.collect() for s in m.samples if s.name == "pdserve_worker_up"]
