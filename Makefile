@@ -102,6 +102,7 @@ errors = 2> >(grep -v '^WARNING: ' >&2)
 define progress
 while read -r verb name rest; do \
 	case $$verb in Collecting | Downloading | Building | Installing) \
+	[ $$verb != Installing ] || name=packages; \
 	[ ! -t 1 ] || printf '\r\033[K  %s %.60s' "$$verb" "$${name##*/}" ;; esac; \
 done; [ ! -t 1 ] || printf '\r\033[K'
 endef

@@ -239,8 +239,8 @@ def load_settings(
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {str(e['input'])[:80]})" for e in error.errors()]
-        raise StartupError("bad settings: " + "; ".join(problems)) from None
+        problems = "; ".join(_told(detail) for detail in error.errors())
+        raise StartupError(f"bad settings: {problems} (pdserve/config.py lists all)") from None
 
 
 def assign(values: dict[str, Any], path: Sequence[str], text: str) -> None:
@@ -259,6 +259,16 @@ def assign(values: dict[str, Any], path: Sequence[str], text: str) -> None:
             )
     # Tuples are written with commas.
     slot[leaf] = text.split(",") if tuple(path) == ("frontend", "workers") else text
+
+
+def _told(detail: Mapping[str, Any]) -> str:
+    name = ".".join(map(str, detail["loc"]))
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"{name}: no such setting"
+        case "value_error":
+            return f"{name}: {detail['ctx']['error']}"
+    return f"{name}: {detail['msg']} (got {str(detail['input'])[:80]})"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

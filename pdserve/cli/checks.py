@@ -27,6 +27,14 @@ def check_port(host: str, port: int, option: str) -> None:
         raise StartupError(f"{problem}: stop what listens there, or choose another port with {option}") from None
 
 
+def check_roles(settings: Settings) -> None:
+    """Raises StartupError if no request could be answered."""
+    if settings.cluster.decode == 0:
+        raise StartupError("no decode workers, so nothing would be answered: use --decode 1 or more")
+    if settings.cluster.prefill == 0 and not settings.worker.colocated:
+        raise StartupError("no prefill workers: use --prefill 1 or more, or --colocated")
+
+
 def check_model(path: str) -> None:
     """Raises StartupError if the model's folder is not whole. The default model may still have to be made."""
     folder = model_path(path)

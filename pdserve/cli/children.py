@@ -37,9 +37,11 @@ class Child:
         self._command = command
         self._env = env
         self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
 
     async def start(self) -> None:
         with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-ISc", _LAUNCH, str(os.getpid()), *self._command),
                 stdin=asyncio.subprocess.PIPE,
@@ -87,6 +89,12 @@ class Child:
         """SIGKILL, if it runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+    def log_lines(self) -> list[str]:
+        """What it has logged since it was started last."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").splitlines()
 
     def last_lines(self, count: int = 15) -> str:
         """The end of its log."""

@@ -13,14 +13,16 @@ from pdserve.cli.probe import run_probe
 from pdserve.cli.up import run_up
 from pdserve.core.errors import PdserveError, StartupError
 from pdserve.core.events import Role
-from pdserve.runtime.process import add_settings_arguments
+from pdserve.runtime.process import OneLineParser, add_settings_arguments
 
 Command: TypeAlias = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pdserve", description="Serves large language models with prefill and decode on separate workers."
+    parser = OneLineParser(
+        prog="pdserve",
+        description="Serves large language models with prefill and decode on separate workers.",
+        epilog="`pdserve COMMAND --help` lists the options of a command.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

@@ -214,7 +214,7 @@ class Machine:
     async def _raise_at_report(self) -> None:
         assert self._controller is not None
         while True:
-            for line in (await asyncio.to_thread(self._controller.log_path.read_text)).splitlines():
+            for line in await asyncio.to_thread(self._controller.log_lines):
                 report = _error_of(line)
                 if report:
                     raise StartupError(report)

@@ -45,7 +45,7 @@ def find_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise StartupError(f"device {name} is not supported: choose cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise StartupError("no CUDA device is usable here: choose --device cpu, or install a CUDA build of torch")
+        raise StartupError("no CUDA device is usable here: set engine.device to cpu, or install a CUDA build of torch")
     return device
 
 
@@ -71,7 +71,9 @@ def open_memory(device: torch.device, geometry: KVGeometry, num_blocks: int, num
         return PagedMemory(host_pool, cpu.CpuBackend(host_cache(host_pool)))
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = num_blocks * geometry.block_bytes
-        raise StartupError(f"no memory for a KV cache of {size / 2**30:.1f} GiB: configure a smaller one") from error
+        raise StartupError(
+            f"no memory for a KV cache of {size / 2**30:.1f} GiB: lower engine.kv_memory_bytes"
+        ) from error
 
 
 def finish_step(device: torch.device) -> None:

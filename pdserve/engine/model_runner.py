@@ -55,7 +55,7 @@ class TorchModelRunner:
         if num_blocks * self.geometry.block_size < min(_MIN_POOL_TOKENS, facts.max_context_tokens):
             raise StartupError(
                 f"a KV cache of {num_blocks} blocks of {self.geometry.block_bytes} bytes holds less than"
-                f" {_MIN_POOL_TOKENS} tokens: configure more memory for it"
+                f" {_MIN_POOL_TOKENS} tokens: raise engine.kv_memory_bytes or engine.num_blocks"
             )
         memory = open_memory(place, self.geometry, num_blocks, config.num_attention_heads)
         self.pool = memory.pool

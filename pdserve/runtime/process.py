@@ -6,11 +6,18 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pdserve.config import Settings, assign, load_settings
 from pdserve.core.errors import StartupError
 from pdserve.telemetry.logs import configure_logs
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Wrong usage is one line that says where to read on."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +59,7 @@ def run_process(
 
     Returns: the exit status. A StartupError prints its message and gives 1.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    parser = OneLineParser(prog=f"python -m services.{name}")
     add_settings_arguments(parser)
     arguments = parser.parse_args(argv)
     try:

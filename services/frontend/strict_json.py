@@ -8,16 +8,25 @@ from typing import Any, NamedTuple
 from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
 
 MAX_DEPTH = 64
+# The parser holds the interpreter's lock, and everything else waits: a body of millions of small values would stop the
+# process for seconds. What is counted stands in texts as well, but a prompt with so much of it is beyond any context.
+MAX_BRACKETS = 250_000
+MAX_COMMAS = 4_000_000
 INTEGERS = range(-(2**63), 2**64)
 _PATH_CHARACTERS = 100
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """JSON, strictly: UTF-8, an object, finite numbers of 64 bits, real text, at most MAX_DEPTH levels.
+    """JSON, strictly: UTF-8, an object, finite numbers of 64 bits, real text, at most MAX_DEPTH levels,
+    MAX_BRACKETS containers and MAX_COMMAS values.
 
     Raises:
         PdserveError: invalid_request; names the field where there is one.
     """
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise _invalid_body(f"the body holds more than {MAX_BRACKETS} opening brackets")
+    if body.count(b",") > MAX_COMMAS:
+        raise _invalid_body(f"the body holds more than {MAX_COMMAS} commas")
     try:
         value = json.loads(body.decode())
     except UnicodeDecodeError as error:

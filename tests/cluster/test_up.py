@@ -42,8 +42,16 @@ def test_what_ends_by_itself_is_started_again_and_ctrl_c_leaves_nothing(up: Up) 
     wait_until(lambda: "controller has ended and is started again" in up.output, "the controller's end is told")
     wait_until(lambda: up.epochs() == first, "a new controller has adopted the workers")
 
+    os.kill(up.worker_pid("decode-0"), signal.SIGKILL)
+    wait_until(lambda: set(up.epochs()) == set(first) and up.epochs() != first, "a lost worker is replaced", START_S)
+
+    second = up.epochs()
     os.kill(up.pid_of("pdserve.cluster.head"), signal.SIGKILL)
-    wait_until(lambda: set(up.epochs()) == set(first) and up.epochs() != first, "a new Ray has new workers", START_S)
+    wait_until(
+        lambda: set(up.epochs()) == set(first) and not second.items() & up.epochs().items(),
+        "a new Ray has new workers",
+        START_S,
+    )
     wait_until(
         lambda: pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url).returncode == 0,
         "requests work again",

@@ -58,11 +58,16 @@ class Up:
         return next(p.pid for p in psutil.Process(self.popen.pid).children() if module in " ".join(p.cmdline()))
 
     def epochs(self) -> dict[str, str]:
+        return {w["worker_id"]: w["epoch"] for w in self._ready_workers()}
+
+    def worker_pid(self, worker_id: str) -> int:
+        return next(int(w["pid"]) for w in self._ready_workers() if w["worker_id"] == worker_id)
+
+    def _ready_workers(self) -> list[dict[str, Any]]:
         done = pdserve("status", "--json", "--controller", self.controller)
         if done.returncode != 0:
-            return {}
-        status: dict[str, Any] = json.loads(done.stdout)
-        return {w["worker_id"]: w["epoch"] for w in status["workers"] if w["state"] == "ready"}
+            return []
+        return [w for w in json.loads(done.stdout)["workers"] if w["state"] == "ready"]
 
 
 @contextmanager

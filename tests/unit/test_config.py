@@ -54,8 +54,15 @@ def test_every_bad_value_is_listed_at_once(toml: Path) -> None:
     ],
 )
 def test_an_unknown_name_in_the_environment_is_refused(name: str, path: str) -> None:
-    with pytest.raises(StartupError, match=f"{path}: Extra inputs are not permitted"):
+    with pytest.raises(StartupError, match=f"{path}: no such setting"):
         load(environ={name: "1"})
+
+
+def test_settings_that_do_not_fit_together_say_so_and_no_more() -> None:
+    with pytest.raises(
+        StartupError, match=r"^bad settings: engine: max_running \(256\) must not be above step_tokens \(16\)"
+    ):
+        load(engine={"step_tokens": 16})
 
 
 def test_an_unknown_name_in_the_file_is_refused(toml: Path) -> None:

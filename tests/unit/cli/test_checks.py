@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.checks import check_memory, check_model, check_port, worker_bytes
+from pdserve.cli.checks import check_memory, check_model, check_port, check_roles, worker_bytes
 from pdserve.config import Settings, load_settings
 from pdserve.core.errors import StartupError
 
@@ -14,6 +14,14 @@ GIB = 1 << 30
 
 def settings_of(**slices: dict[str, object]) -> Settings:
     return load_settings(environ={}, overrides=slices)
+
+
+def test_a_cluster_that_could_answer_nothing_is_refused() -> None:
+    with pytest.raises(StartupError, match="--decode 1"):
+        check_roles(settings_of(cluster={"decode": 0}))
+    with pytest.raises(StartupError, match="--colocated"):
+        check_roles(settings_of(cluster={"prefill": 0}))
+    check_roles(settings_of(cluster={"prefill": 0}, worker={"colocated": True}))
 
 
 def test_a_free_port_passes(unused_tcp_port: int) -> None:

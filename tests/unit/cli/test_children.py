@@ -70,5 +70,14 @@ async def test_the_end_of_its_log_can_be_shown(tmp_path: Path) -> None:
     await child.stop(grace_s=0)
 
 
+async def test_its_log_lines_are_those_of_its_last_start(tmp_path: Path) -> None:
+    for life in ("one", "two"):
+        child = child_of(f"import sys; print('{life}', file=sys.stderr)", tmp_path)
+        await child.start()
+        assert await child.wait() == 0
+        assert await asyncio.to_thread(child.log_lines) == [life]
+        await child.stop(grace_s=0)
+
+
 async def test_one_that_was_never_started_is_stopped_already(tmp_path: Path) -> None:
     await child_of("", tmp_path).stop(grace_s=0)

@@ -25,6 +25,17 @@ def test_an_old_python_is_one_line_and_status_1(
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [[], ["dance"], ["up", "--port", "x"], ["up", "--bogus"], ["scale", "decode"]])
+def test_wrong_usage_is_one_line_and_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        make_parser().parse_args(words)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pdserve")
+    assert error.endswith(" --help\n")
+    assert len(error.splitlines()) == 1
+
+
 def test_options_of_up_are_settings() -> None:
     arguments = parsed(
         "up", "--port", "9000", "--prefill", "2", "--decode", "3", "--engine", "scripted", "--model", "/m/tiny"

@@ -78,3 +78,15 @@ def test_nesting_up_to_the_limit_is_allowed() -> None:
 def test_any_bytes_are_an_object_or_a_refusal(body: bytes) -> None:
     with suppress(PdserveError):
         assert isinstance(parse_body(body), dict)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"x": [' + b"[1]," * 250_000 + b"[1]]}", "250000 opening brackets"),
+        (b'{"x": [' + b"1," * 4_000_001 + b"1]}", "4000000 commas"),
+    ],
+)
+def test_more_values_than_can_be_read_in_a_moment_are_refused_before_they_are_read(body: bytes, message: str) -> None:
+    with pytest.raises(PdserveError, match=message):
+        parse_body(body)
