@@ -1,4 +1,4 @@
-"""How a server reads streams whose clients may say nothing."""
+"""What grpc.aio leaves to the handler of a stream: a first message that may never come, a write that is cancelled."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -27,3 +27,25 @@ async def read_first(context: "ServerContext", timeout_s: float) -> object:
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+class ReplyWriter:
+    """Writes messages of one call, each after the one before, whoever gives up waiting for it.
+
+    A cancelled `context.write` goes on inside gRPC, which takes no second one beside it: that breaks the call, and leaves
+    its client without an end.
+    """
+
+    def __init__(self, context: "ServerContext") -> None:
+        self._context = context
+        self._last: asyncio.Future[None] | None = None
+
+    async def write(self, message: object) -> None:
+        """
+        Raises:
+            Exception: gRPC's own, as from `context.write`, of this message or of the one before.
+        """
+        if self._last is not None:
+            await asyncio.shield(self._last)
+        self._last = asyncio.ensure_future(self._context.write(message))
+        await asyncio.shield(self._last)

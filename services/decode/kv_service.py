@@ -15,7 +15,7 @@ from pdserve.runtime.worker import still_loading
 from pdserve.wire.convert import error_from_proto, error_to_proto, geometry_to_proto, ticket_from_proto
 from pdserve.wire.errors import abort
 from pdserve.wire.frames import Coverage, verify_frame
-from pdserve.wire.streams import read_first
+from pdserve.wire.streams import ReplyWriter, read_first
 from pdserve.wire.tokens import tokens_from_columns
 from services.decode.attempts import DecodeAttempts, DecodeHeld
 from services.decode.reception import Reception
@@ -64,23 +64,24 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
     async def Push(self, request_iterator: object, context: PushContext) -> None:  # type: ignore[override]  # noqa: N802
         """One push, from its ticket to the acknowledgement."""
         first = await read_first(context, self._dead_after_s)
+        replies = ReplyWriter(context)
         self.pushes += 1
         try:
-            reply = await self._take(first, context)
+            reply = await self._take(first, context, replies)
         except PdserveError as error:
             reply = kv_pb2.PushReply(failed=error_to_proto(error))
         finally:
             self.pushes -= 1
-        await context.write(reply)
+        await replies.write(reply)
 
-    async def _take(self, first: object, context: PushContext) -> kv_pb2.PushReply:
+    async def _take(self, first: object, context: PushContext, replies: ReplyWriter) -> kv_pb2.PushReply:
         if not self._is_open:
             raise still_loading()
         if not isinstance(first, kv_pb2.PushMessage) or not first.HasField("open"):
             raise PdserveError(ErrorCode.protocol_violation, "the first message of a push must be its ticket")
         ticket = ticket_from_proto(first.open.ticket)
         held, reception = await self._attempts.open_push(ticket)
-        receiver = asyncio.create_task(self._receive(ticket, held, reception, context))
+        receiver = asyncio.create_task(self._receive(ticket, held, reception, context, replies))
         # Ends by itself only with a failure of the push, or having waited for `ended` to be resolved by its commit.
         error: PdserveError | None = PdserveError(ErrorCode.transfer_failed, "the prefill worker's push broke")
         try:
@@ -101,7 +102,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
         raise error if error is not None else PdserveError(ErrorCode.cancelled, "the push was given up")
 
     async def _receive(
-        self, ticket: Ticket, held: DecodeHeld, reception: Reception, context: PushContext
+        self, ticket: Ticket, held: DecodeHeld, reception: Reception, context: PushContext, replies: ReplyWriter
     ) -> PdserveError | None:
         """Take frames until the commit, or until prefill gives up; returns why, None if in order.
 
@@ -109,7 +110,7 @@ class KVService(kv_pb2_grpc.KVServiceServicer):
             PdserveError: the push cannot be trusted.
         """
         granted = await reception.granted
-        await context.write(kv_pb2.PushReply(ready=kv_pb2.PushReady(held_tokens=granted.held_tokens)))
+        await replies.write(kv_pb2.PushReply(ready=kv_pb2.PushReady(held_tokens=granted.held_tokens)))
         coverage = Coverage(self._pool.geometry, granted.held_tokens, len(held.group.token_ids))
         while True:
             message: object = await context.read()

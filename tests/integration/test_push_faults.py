@@ -8,6 +8,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from pdserve.core.decode_state import SendReady
 from pdserve.core.errors import ErrorCode
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, Ticket
@@ -216,6 +217,36 @@ async def test_a_push_that_breaks_frees_the_reservation_and_tells_the_frontend()
             await call.write(frames_for(ticket)[0])
         await wait_until(lambda: key in pair.decode.heard.failures, "the frontend to hear of it")
         assert pair.decode.heard.failures[key].code is ErrorCode.transfer_failed
+        await pair.settle()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancel_while_ready_is_being_written_ends_the_push(turns: int) -> None:
+    """So many turns of the loop after the grant."""
+    async with worker_pair() as pair, asyncio.timeout(20):
+        attempts = pair.decode.worker._attempts
+        carry_out = attempts._carry_out
+
+        async def cancel(held: object) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            attempts.cancel(held, unless_running=False)
+
+        cancels = []
+
+        def cancel_after_grant(held: object, effect: object) -> None:
+            carry_out(held, effect)
+            if isinstance(effect, SendReady):
+                cancels.append(asyncio.create_task(cancel(held)))
+
+        attempts._carry_out = cancel_after_grant
+        _, ticket = reserved(pair)
+        async with open_push(pair, ticket) as call:
+            replies = []
+            while isinstance(reply := await call.read(), kv_pb2.PushReply):
+                replies.append(reply)
+        await asyncio.gather(*cancels)
+        assert replies[-1].failed.code == ErrorCode.cancelled
         await pair.settle()
 
 

@@ -1,0 +1,39 @@
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from pdserve.rpc.v1 import kv_pb2, kv_pb2_grpc
+from pdserve.wire.server import dial
+from pdserve.wire.streams import ReplyWriter
+from tests.unit.wire.conftest import Serve
+
+KV = "pdserve.rpc.v1.KVService"
+# Long in the writing.
+LARGE = kv_pb2.PushReply(failed={"message": "x" * (3 << 20)})
+LAST = kv_pb2.PushReply(committed=kv_pb2.PushCommitted())
+
+
+class GivesUp(kv_pb2_grpc.KVServiceServicer):
+    """Begins to write, gives that up, and writes its last word."""
+
+    async def Push(self, request_iterator: object, context: Any) -> None:  # noqa: N802
+        replies = ReplyWriter(context)
+        writing = asyncio.create_task(replies.write(LARGE))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not writing.done()
+        writing.cancel()
+        await replies.write(LAST)
+
+
+@pytest.mark.asyncio
+async def test_a_message_comes_whole_after_one_that_was_given_up(serve: Serve) -> None:
+    address = await serve(KV, kv_pb2_grpc.add_KVServiceServicer_to_server, GivesUp())
+    async with dial(address) as channel, asyncio.timeout(10):
+        call = kv_pb2_grpc.KVServiceStub(channel).Push()
+        assert await call.read() == LARGE
+        assert await call.read() == LAST
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
