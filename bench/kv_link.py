@@ -61,14 +61,18 @@ class _Frontend:
 
 
 class _Acknowledgement:
-    """Hears one push: done when decode has all of it."""
+    """Hears one push: ready when decode has room, done when it has all of it."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
 
     def on_ready(self, held_tokens: int) -> None:
         if held_tokens:
             self.on_failed(RuntimeError(f"{held_tokens} tokens were there already: prompts must be distinct"))
+        else:
+            self.ready.set_result(None)
 
     def on_acknowledged(self) -> None:
         if not self.done.done():
@@ -108,9 +112,11 @@ class Link:
         self._reserve(key, ticket)
         heard = _Acknowledgement()
         push = Push(self._peers, self._welcome.kv_address, ticket, self._pool, PUSH_TOKENS, heard, STOP_S)
-        push.extend(Progress(key, PUSH_TOKENS, self._blocks))
-        push.commit((Token(key, sibling=0, position=PUSH_TOKENS, token_id=0),))
         async with asyncio.timeout(WAIT_S):
+            await asyncio.wait({heard.ready, heard.done}, return_when=asyncio.FIRST_COMPLETED)
+            if heard.ready.done():
+                push.extend(Progress(key, PUSH_TOKENS, self._blocks))
+                push.commit((Token(key, sibling=0, position=PUSH_TOKENS, token_id=0),))
             await heard.done
 
     async def close(self) -> None:

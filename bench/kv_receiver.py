@@ -5,10 +5,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.cluster import free_port, stop
+from bench.cluster import free_ports, stop
 from pdserve.config import ModelConfig
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.engine import Engine
@@ -43,7 +43,12 @@ class IdleRunner:
         self.vocab_size = 1 << 15
         self.max_context_tokens = 2 * PUSH_TOKENS
 
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self,
+        slices: Sequence[SequenceSlice],
+        copies: Sequence[BlockCopy],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
         """See `ModelRunner.run`."""
         return [[Sampled(0) for _ in part.samples] for part in slices]
 
@@ -55,7 +60,7 @@ def idle_engine() -> Engine:
 @contextmanager
 def receiver() -> Iterator[str]:
     """A receiver in a process of its own; gives the address of its sessions, where it may not listen yet."""
-    port = free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "bench.kv_receiver", "--set", f"worker.session_port={port}"]
     process = subprocess.Popen(
         [*command, "--set", "log.level=WARNING"], stdout=subprocess.DEVNULL, start_new_session=True

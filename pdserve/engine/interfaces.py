@@ -1,6 +1,6 @@
 """The two seams of the engine: the pool that holds KV bytes, and the runner that computes with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -42,9 +42,16 @@ class ModelRunner(Protocol):
     @property
     def pool(self) -> KVPool: ...
 
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self,
+        slices: Sequence[SequenceSlice],
+        copies: Sequence[BlockCopy],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
         """Copy blocks, compute the slices' tokens into the pool, and sample.
 
+        Args:
+            on_layers: may be called on the way, with how many layers' keys and values of all slices are in the pool.
         Returns: for each slice, one Sampled for each of its scored tokens, then one for each of its samples.
         """
         ...

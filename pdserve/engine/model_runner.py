@@ -1,6 +1,6 @@
 """Runs the steps of a transformers model over a paged cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -12,7 +12,7 @@ from torch import Tensor
 from pdserve.core.errors import StartupError
 from pdserve.core.geometry import KVGeometry
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.attention.base import StepAttention, token_positions
+from pdserve.engine.attention.base import LayerTeller, StepAttention, token_positions
 from pdserve.engine.decode_graphs import DecodeGraphs, capture_decode_steps
 from pdserve.engine.devices import blocks_within, default_block_size, find_device, finish_step, open_memory
 from pdserve.engine.model_loading import compute_dtype, kv_geometry, load_config, load_model
@@ -88,7 +88,13 @@ class TorchModelRunner:
         return cls(folder, dtype, device, num_blocks, block_size, max_graph_rows)
 
     @torch.inference_mode()
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self,
+        slices: Sequence[SequenceSlice],
+        copies: Sequence[BlockCopy],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
+        """See `ModelRunner.run`. Only a CPU tells of layers: a GPU has not computed what has been launched."""
         for copy in copies:
             self.pool.copy_block(copy.source, copy.target)
         if not slices:
@@ -98,7 +104,10 @@ class TorchModelRunner:
         if self._graphs is not None and not scored_rows and self._graphs.covers(slices):
             logits = self._graphs.run(slices)[sampled_slices]
         else:
-            logits = self._run_eagerly(slices, scored_rows, sampled_slices)
+            step = self._backend.plan_step(slices)
+            if on_layers is not None and self._device.type == "cpu":
+                step = LayerTeller(step, on_layers)
+            logits = self._run_eagerly(slices, step, scored_rows, sampled_slices)
         wanted = [(row, spec) for row, index in enumerate(sampled_slices) for spec in slices[index].samples]
         tokens = iter(sample(logits[len(scored_rows) :], wanted))
         scored = iter(score(logits[: len(scored_rows)], [part.scores for part in slices if part.scores is not None]))
@@ -106,7 +115,7 @@ class TorchModelRunner:
         return [[*islice(scored, part.num_scored), *islice(tokens, len(part.samples))] for part in slices]
 
     def _run_eagerly(
-        self, slices: Sequence[SequenceSlice], scored_rows: list[int], sampled_slices: list[int]
+        self, slices: Sequence[SequenceSlice], step: StepAttention, scored_rows: list[int], sampled_slices: list[int]
     ) -> Tensor:
         """[scored rows + sampled slices, vocab] logits of these rows, then after the last token of each of these slices."""
         last_rows = np.cumsum([len(part.token_ids) for part in slices]) - 1
@@ -115,7 +124,7 @@ class TorchModelRunner:
         return self._forward(
             torch.from_numpy(token_ids).to(self._device),
             torch.from_numpy(token_positions(slices)).to(self._device),
-            self._backend.plan_step(slices),
+            step,
             torch.from_numpy(logit_rows.astype(np.int64)).to(self._device),
         )
 

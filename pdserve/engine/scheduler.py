@@ -48,7 +48,7 @@ _NOT_NUMBERS = PdserveError(
 class Scheduler:
     """Commands in, plans out, results in, outcomes out.
 
-    Between `plan` and the `commit` or `fail` of that plan nothing else may be called.
+    Between `plan` and the `commit` or `fail` of that plan nothing else may be called but `handed_over`.
     """
 
     def __init__(
@@ -134,6 +134,14 @@ class Scheduler:
                 slices.append(self._plan_prompt(head, budget))
         self._plan = StepPlan(tuple(slices), tuple(copies))
         return self._plan
+
+    def handed_over(self, plan: StepPlan) -> list[Progress]:
+        """Where the last plan takes the prompts that decode elsewhere."""
+        return [
+            Progress(planned.group.key, part.end, tuple(planned.prompt_block_ids))
+            for planned, part in zip(self._planned, plan.slices, strict=True)
+            if isinstance(planned, Attempt) and not planned.decodes
+        ]
 
     def commit(self, plan: StepPlan, sampled: Sequence[Sequence[Sampled]]) -> StepOutcome:
         """Learn what the last plan's slices gave, one list for each; returns all that happened since the last outcome.

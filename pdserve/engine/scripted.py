@@ -8,7 +8,7 @@ reads the prompt's ids back from the cache, too: each is what one position's sta
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,25 +98,34 @@ class ScriptedRunner:
         self.max_context_tokens = script.max_context_tokens
         self.script = script
 
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
-        """See `ModelRunner.run`. Sleeps for what the script says that computing takes."""
-        duration_s = self.script.step_duration_s(slices)
-        if duration_s > 0:
-            time.sleep(duration_s)
+    def run(
+        self,
+        slices: Sequence[SequenceSlice],
+        copies: Sequence[BlockCopy],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> list[list[Sampled]]:
+        """See `ModelRunner.run`. Sleeps for what the script says that computing takes, in equal parts before layers."""
+        num_layers = self.geometry.num_layers
+        layer_s = self.script.step_duration_s(slices) / num_layers
         for copy in copies:
             self.pool.copy_block(copy.source, copy.target)
-        for part in slices:
-            self._compute(part)
+        computed = [self._compute(part) for part in slices]
+        for layer in range(num_layers):
+            if layer_s > 0:
+                time.sleep(layer_s)
+            for part, kv in zip(slices, computed, strict=True):
+                self.pool.write(part.block_ids, range(part.start, part.end), range(layer, layer + 1), kv[layer])
+            if on_layers is not None:
+                on_layers(layer + 1)
         return [[*self._score(part), *(self._sample(part, spec) for spec in part.samples)] for part in slices]
 
-    def _compute(self, part: SequenceSlice) -> None:
+    def _compute(self, part: SequenceSlice) -> Bytes:
+        """[layers, bytes] of the slice's tokens."""
         state = 0
         if part.start > 0:
             previous = self.pool.read(part.block_ids, range(part.start - 1, part.start), range(1))
             state = int.from_bytes(previous[:_WORD_BYTES].tobytes(), "little")
-        layers = range(self.geometry.num_layers)
-        kv = _encode(_states(part.token_ids, state), self.geometry)
-        self.pool.write(part.block_ids, range(part.start, part.end), layers, kv)
+        return _encode(_states(part.token_ids, state), self.geometry).reshape(self.geometry.num_layers, -1)
 
     def _score(self, part: SequenceSlice) -> list[Sampled]:
         scores = part.scores

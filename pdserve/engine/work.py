@@ -220,11 +220,16 @@ class Progress:
     """Prefill has computed a prompt up to `computed_tokens`; those tokens' blocks may be read until `Release`.
 
     `block_ids` are the blocks of the whole prompt. The first Progress of a group also covers what the prefix cache held.
+
+    Attributes:
+        num_layers: how many layers of it, from the first. None is all of them; a number comes in the middle of a step,
+            and the other layers with that step's outcome.
     """
 
     key: AttemptKey
     computed_tokens: int
     block_ids: tuple[int, ...]
+    num_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ All of it runs on the loop.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -15,7 +15,7 @@ from pdserve.core.attempt import Attempt
 from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
 from pdserve.core.events import Token
 from pdserve.core.ids import AttemptKey, GroupId
-from pdserve.engine.work import Command, Group, StepOutcome, Stop, TokenIds
+from pdserve.engine.work import Command, Group, Progress, StepOutcome, Stop, TokenIds
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.sessions import FrontendSession
 from pdserve.wire.attempts import attempt_from_proto
@@ -96,6 +96,9 @@ class AttemptTable(ABC, Generic[H]):
     @abstractmethod
     def learn(self, outcome: StepOutcome) -> None:
         """Take in what an engine step brought; its tokens have been sent."""
+
+    def learn_progress(self, progress: Sequence[Progress]) -> None:
+        """More of these prompts has been computed; only who hands them over has a use for it."""
 
     @abstractmethod
     def state_name(self, held: H) -> str:

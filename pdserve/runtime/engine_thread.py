@@ -6,12 +6,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from pdserve.core.events import EngineLoad
 from pdserve.engine.engine import Engine
-from pdserve.engine.work import Command, StepOutcome
+from pdserve.engine.work import Command, Progress, StepOutcome
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class EngineThread:
     Args:
         engine_factory: builds the engine; called in the thread, before that is pinned, so that threads which it starts are not.
         on_outcome: called on the loop with each outcome that has something in it or changes the load, and with each tick's.
+        on_progress: called on the loop with prompts to hand over, whenever the step that computes them has done a layer.
         on_broken: called on the loop, once, with what broke the engine or its factory. The last outcome comes before it.
         core: the CPU core to pin this one thread to; None leaves it to the system.
         idle_tick_s: how often an engine without work runs an empty step.
@@ -47,6 +48,7 @@ class EngineThread:
         self,
         engine_factory: Callable[[], Engine],
         on_outcome: Callable[[StepOutcome], None],
+        on_progress: Callable[[Sequence[Progress]], None],
         on_broken: Callable[[Exception], None],
         core: int | None = None,
         idle_tick_s: float = 1.0,
@@ -55,6 +57,7 @@ class EngineThread:
         self.last_step_s = time.monotonic()
         self._engine_factory = engine_factory
         self._on_outcome = on_outcome
+        self._on_progress = on_progress
         self._on_broken = on_broken
         self._core = core
         self._idle_tick_s = idle_tick_s
@@ -119,7 +122,7 @@ class EngineThread:
                 if command is None:
                     return
                 engine.apply(command)
-            outcome = engine.step()
+            outcome = engine.step(self._report_progress)
             self.last_step_s = time.monotonic()
             is_tick = not has_work and not commands
             if is_tick or outcome.load != last_load or _has_events(outcome):
@@ -138,6 +141,9 @@ class EngineThread:
                 commands.append(self._inbox.get_nowait())
         except queue.Empty:
             return commands
+
+    def _report_progress(self, progress: Sequence[Progress]) -> None:
+        self._loop.call_soon_threadsafe(self._on_progress, progress)
 
     def _report_built(self, engine: Engine) -> None:
         if not self._built.done():

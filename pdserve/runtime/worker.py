@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from pdserve.core.events import EngineLoad, Role
 from pdserve.core.ids import AttemptKey, random_id
 from pdserve.core.version import PROTOCOL_MAJOR, VERSION
 from pdserve.engine.engine import Engine
-from pdserve.engine.work import Command, StepOutcome
+from pdserve.engine.work import Command, Progress, StepOutcome
 from pdserve.rpc.v1 import admin_pb2_grpc, session_pb2, session_pb2_grpc
 from pdserve.runtime.admin import AdminService
 from pdserve.runtime.attempts import Admission, AttemptTable, Held
@@ -56,6 +56,7 @@ class Worker(ABC):
         self._engine = EngineThread(
             make_engine or engine_factory(settings.model, settings.engine, self.role),
             on_outcome=self._take_outcome,
+            on_progress=self._take_progress,
             on_broken=self._take_breakdown,
             core=settings.engine.core,
             idle_tick_s=settings.session.pulse_s,
@@ -264,6 +265,10 @@ class Worker(ABC):
         self._load = outcome.load
         if self._attempts is not None:
             self._attempts.take_outcome(outcome)
+
+    def _take_progress(self, progress: Sequence[Progress]) -> None:
+        if self._attempts is not None:
+            self._attempts.learn_progress(progress)
 
     def _take_breakdown(self, error: Exception) -> None:
         # One that could not start has a message that says what to do; whoever waits for this worker shows it.

@@ -32,24 +32,26 @@ class FrameSpan:
         return f"layers {layers.start} to {layers.stop}, tokens {tokens.start} to {tokens.stop}"
 
 
-def frame_spans(geometry: KVGeometry, tokens: range, frame_bytes: int = FRAME_BYTES) -> Iterator[FrameSpan]:
-    """Cut all layers of `tokens` into frames of nearly equal size, at most `frame_bytes` each.
+def frame_spans(
+    geometry: KVGeometry, tokens: range, layers: range, frame_bytes: int = FRAME_BYTES
+) -> Iterator[FrameSpan]:
+    """Cut these layers of these tokens into frames of nearly equal size, at most `frame_bytes` each.
 
     A frame takes whole layers of all the tokens where that fits; otherwise each layer's tokens are split, at the ends of
     blocks if a block fits. One token of one layer is the least that a frame holds.
     """
-    if not tokens:
+    if not tokens or not layers:
         return
     token_bytes = geometry.token_layer_bytes
     layers_fit = frame_bytes // (token_bytes * len(tokens))
     if layers_fit:
-        for layers in _split(range(geometry.num_layers), layers_fit):
-            yield FrameSpan(layers, tokens)
+        for together in _split(layers, layers_fit):
+            yield FrameSpan(together, tokens)
         return
     tokens_fit = max(1, frame_bytes // token_bytes)
     if tokens_fit >= geometry.block_size:
         tokens_fit -= tokens_fit % geometry.block_size
-    for layer in range(geometry.num_layers):
+    for layer in layers:
         for start in range(tokens.start, tokens.stop, tokens_fit):
             yield FrameSpan(range(layer, layer + 1), tokens[start - tokens.start :][:tokens_fit])
 

@@ -1,14 +1,14 @@
 """The attempts that a prefill worker holds, from Run to decode's acknowledgement."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.core import prefill_state
 from pdserve.core.errors import PdserveError
 from pdserve.core.events import Stage, StageReport, Token
 from pdserve.core.ids import AttemptKey, Ticket
-from pdserve.engine.work import Command, Group, Prefill, Release, StepOutcome, Stop
+from pdserve.engine.work import Command, Group, Prefill, Progress, Release, StepOutcome, Stop
 from pdserve.rpc.v1 import session_pb2
 from pdserve.runtime.attempts import Admission, AttemptTable, Held
 from pdserve.runtime.sessions import FrontendSession
@@ -77,11 +77,14 @@ class PrefillAttempts(AttemptTable[PrefillHeld]):
     def break_off(self, held: PrefillHeld, error: PdserveError) -> None:
         self.advance(held, prefill_state.Broke(error))
 
-    def learn(self, outcome: StepOutcome) -> None:
-        for progress in outcome.progress:
-            held = self.held.get(progress.key)
+    def learn_progress(self, progress: Sequence[Progress]) -> None:
+        for each in progress:
+            held = self.held.get(each.key)
             if held is not None and isinstance(held.state, prefill_state.Running) and held.state.transfer is not None:
-                held.state.transfer.extend(progress)
+                held.state.transfer.extend(each)
+
+    def learn(self, outcome: StepOutcome) -> None:
+        self.learn_progress(outcome.progress)
         first_tokens: dict[AttemptKey, list[Token]] = {}
         for token in outcome.tokens:
             first_tokens.setdefault(token.key, []).append(token)

@@ -16,6 +16,7 @@ from pdserve.wire.convert import error_from_proto, error_to_proto, ticket_to_pro
 from pdserve.wire.errors import error_from_rpc
 from pdserve.wire.frames import encode_frame, frame_spans
 from pdserve.wire.tokens import tokens_to_columns
+from services.prefill.cursor import PushCursor
 from services.prefill.peers import Peers
 
 log = logging.getLogger(__name__)
@@ -67,9 +68,10 @@ class Push:
         self._num_tokens = num_tokens
         self._listener = listener
         self._stop_s = stop_s
-        self._progress: Progress | None = None
+        self._block_ids: tuple[int, ...] = ()
         self._first_tokens: tuple[Token, ...] | None = None
-        self._held_tokens: int | None = None
+        # From `ready` on; nothing is computed before.
+        self._cursor: PushCursor | None = None
         self._acknowledged = False
         self._error: PdserveError | None = None
         self._stopping = False
@@ -82,8 +84,11 @@ class Push:
         self._task.add_done_callback(self._tell)
 
     def extend(self, progress: Progress) -> None:
-        """More of the prompt's cache may be read."""
-        self._progress = progress
+        """More of the prompt's cache may be read. Comes after `on_ready` only."""
+        if self._cursor is None:
+            raise AssertionError(f"progress of {progress.key} before decode was ready for it")
+        self._block_ids = progress.block_ids
+        self._cursor.extend(progress)
         self._changed.set()
 
     def commit(self, first_tokens: tuple[Token, ...]) -> None:
@@ -169,36 +174,33 @@ class Push:
             self._error = PdserveError(ErrorCode.transfer_failed, "decode ended the push without a word")
             return
         match reply.WhichOneof("kind"):
-            case "ready":
-                self._held_tokens = reply.ready.held_tokens
+            case "ready" if self._cursor is None:
+                self._cursor = PushCursor(reply.ready.held_tokens, self._pool.geometry.num_layers)
             case "committed":
                 self._acknowledged = True
             case "failed":
                 self._error = error_from_proto(reply.failed)
+            case kind:
+                self._error = PdserveError(ErrorCode.protocol_violation, f"decode answered a push by {kind}")
 
     async def _write(self, call: PushCall) -> None:
-        while self._held_tokens is None:
+        while self._cursor is None:
             await self._wait()
         if not self._stopping:
-            self._listener.on_ready(self._held_tokens)
-        sent_tokens = self._held_tokens
-        while True:
-            progress = self._progress
-            if progress is not None and progress.computed_tokens > sent_tokens:
-                await self._write_frames(call, progress, sent_tokens)
-                sent_tokens = progress.computed_tokens
-            elif self._first_tokens is not None and sent_tokens >= self._num_tokens:
-                break
+            self._listener.on_ready(self._cursor.sent_tokens)
+        while self._first_tokens is None or self._cursor.sent_tokens < self._num_tokens:
+            if (part := self._cursor.take()) is not None:
+                await self._write_frames(call, *part)
             else:
                 await self._wait()
         commit = kv_pb2.PushCommit(first_tokens=tokens_to_columns(self._first_tokens))
         await call.write(kv_pb2.PushMessage(commit=commit))
 
-    async def _write_frames(self, call: PushCall, progress: Progress, sent_tokens: int) -> None:
+    async def _write_frames(self, call: PushCall, tokens: range, layers: range) -> None:
         geometry = self._pool.geometry
-        for span in frame_spans(geometry, range(sent_tokens, progress.computed_tokens)):
+        for span in frame_spans(geometry, tokens, layers):
             self._check()
-            data = self._pool.read(progress.block_ids, span.tokens, span.layers)
+            data = self._pool.read(self._block_ids, span.tokens, span.layers)
             message = kv_pb2.PushMessage()
             encode_frame(span, geometry, self._ticket.nonce, data, message.frame)
             await call.write(message)

@@ -1,5 +1,6 @@
 """Prefill, push and decode on real ports with the scripted engine, whose answers depend on every byte of the cache."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,6 +28,41 @@ async def test_answer_through_the_split_equals_the_engine_alone(num_tokens: int)
             assert pair.decode.heard.ids(key) == answer_to(prompt, GREEDY)
             assert pair.prefill.heard.ids(key) == answer_to(prompt, GREEDY)[:1]
             await pair.settle()
+
+
+async def test_a_layer_arrives_while_its_step_computes_the_next() -> None:
+    """The step's second layer waits here until decode has the first one."""
+    arrived = threading.Event()
+    settings = scripted_settings(engine={"step_tokens": CHUNK, "max_running": 32})
+    async with worker_pair(settings, settings) as pair:
+        prefill_pool = pair.prefill.worker._engine_built.runner.pool
+        decode_pool = pair.decode.worker._engine_built.runner.pool
+        write, receive = prefill_pool.write, decode_pool.write
+        received = []
+
+        def write_later(block_ids: Sequence[int], tokens: range, layers: range, data: Bytes) -> None:
+            assert layers.start == 0 or arrived.wait(20), "the first layer was not sent"
+            arrived.clear()
+            write(block_ids, tokens, layers, data)
+
+        def note(block_ids: Sequence[int], tokens: range, layers: range, data: Bytes) -> None:
+            receive(block_ids, tokens, layers, data)
+            if len(tokens) > 1:  # no decode step's
+                received.append((tokens, layers))
+                if layers.start == 0:
+                    arrived.set()
+
+        prefill_pool.write, decode_pool.write = write_later, note
+        prompt = prompt_of(CHUNK + 10)
+        key = pair.dispatch(prompt, GREEDY)
+        await pair.finish(key)
+        assert received == [
+            (tokens, layers)
+            for tokens in (range(CHUNK), range(CHUNK, CHUNK + 10))
+            for layers in (range(1), range(1, 2))
+        ]
+        assert pair.decode.heard.ids(key) == answer_to(prompt, GREEDY)
+        await pair.settle()
 
 
 async def test_decode_repeats_the_first_token_at_its_position() -> None:

@@ -32,7 +32,7 @@ def frames_for(ticket: Ticket) -> list[kv_pb2.PushMessage]:
     geometry = SCRIPTED_GEOMETRY
     per_layer = scripted_kv(np.asarray(PROMPT, np.int32)).reshape(geometry.num_layers, 2, geometry.num_kv_heads, 80, -1)
     messages = []
-    for span in frame_spans(geometry, range(80), FRAME_BYTES):
+    for span in frame_spans(geometry, range(80), range(geometry.num_layers), FRAME_BYTES):
         part = per_layer[span.layers.start : span.layers.stop, :, :, span.tokens.start : span.tokens.stop]
         data = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
         messages.append(kv_pb2.PushMessage(frame=encode_frame(span, geometry, ticket.nonce, data)))

@@ -4,7 +4,7 @@ To add one: write a class with `plan_step`, and add it to the backends of tests/
 `reserve_decode` beside it, its decode steps run as CUDA graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -44,6 +44,19 @@ class StepAttention(Protocol):
         Returns: [tokens, heads, head_dim], of the query's dtype.
         """
         ...
+
+
+class LayerTeller:
+    """A `StepAttention` that says after each layer how many are in the cache. Layers come in order."""
+
+    def __init__(self, step: StepAttention, on_layers: Callable[[int], None]) -> None:
+        self._step = step
+        self._on_layers = on_layers
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        attended = self._step.attend(layer, query, key, value, scaling)
+        self._on_layers(layer + 1)
+        return attended
 
 
 class AttentionBackend(Protocol):

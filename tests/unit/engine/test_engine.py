@@ -212,7 +212,9 @@ class BrokenRunner(ScriptedRunner):
 
     broken = False
 
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy], on_layers: object = None
+    ) -> list[list[Sampled]]:
         if self.broken:
             raise RuntimeError("out of memory")
         return super().run(slices, copies)
@@ -221,7 +223,9 @@ class BrokenRunner(ScriptedRunner):
 class ShortRunner(ScriptedRunner):
     """Forgets to sample."""
 
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy], on_layers: object = None
+    ) -> list[list[Sampled]]:
         return []
 
 

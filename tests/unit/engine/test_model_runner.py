@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pdserve.core.errors import StartupError
+from pdserve.engine.interfaces import Bytes
 from pdserve.engine.model_runner import TorchModelRunner
 from pdserve.engine.work import BlockCopy, ScoreSpec, SequenceSlice
 from tests.steps import GREEDY, Oracle, generate, sample_spec
@@ -66,6 +67,25 @@ def test_a_copied_block_continues_like_its_source(tiny_runner: Runners) -> None:
 def test_a_step_without_samples_returns_none(tiny_runner: Runners) -> None:
     assert tiny_runner("llama").run([SequenceSlice(np.array([5, 6], np.int32), 0, (0,))], ()) == [[]]
     assert tiny_runner("llama").run([], ()) == []
+
+
+def test_a_layer_that_is_told_of_is_in_the_cache(tiny_runner: Runners) -> None:
+    """What is read in the middle of a step is what the step leaves."""
+    runner, prompt = tiny_runner("llama"), _prompts()[3]
+    layers = range(runner.geometry.num_layers)
+    runner.pool.write(
+        (7, 8), range(len(prompt)), layers, np.zeros_like(runner.pool.read((7, 8), range(len(prompt)), layers))
+    )
+    told: list[Bytes] = []
+
+    def read(num_layers: int) -> None:
+        assert num_layers == len(told) + 1
+        told.append(runner.pool.read((7, 8), range(len(prompt)), range(num_layers)))
+
+    runner.run([SequenceSlice(np.array(prompt, np.int32), 0, (7, 8))], (), read)
+    assert len(told) == len(layers)
+    for num_layers, seen in enumerate(told, 1):
+        assert np.array_equal(seen, runner.pool.read((7, 8), range(len(prompt)), range(num_layers)))
 
 
 def test_handed_over_bytes_continue_like_computed_ones(tiny_runner: Runners) -> None:

@@ -14,7 +14,7 @@ from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.engine import Engine
 from pdserve.engine.scripted import Script, ScriptedRunner, scripted_answer
-from pdserve.engine.work import BlockCopy, Group, Prefill, Sampled, SequenceSlice, StepOutcome, Stop
+from pdserve.engine.work import BlockCopy, Group, Prefill, Progress, Sampled, SequenceSlice, StepOutcome, Stop
 from pdserve.runtime.engine_thread import EngineState, EngineThread
 
 DEADLINE_S = 20.0
@@ -40,12 +40,17 @@ class Observer:
 
     def __init__(self) -> None:
         self.outcomes: list[StepOutcome] = []
+        self.progress: list[Progress] = []
         self.errors: list[Exception] = []
         self.loop_thread = threading.get_ident()
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         assert threading.get_ident() == self.loop_thread
         self.outcomes.append(outcome)
+
+    def on_progress(self, progress: Sequence[Progress]) -> None:
+        assert threading.get_ident() == self.loop_thread
+        self.progress += progress
 
     def on_broken(self, error: Exception) -> None:
         assert threading.get_ident() == self.loop_thread
@@ -70,7 +75,9 @@ async def running(
     factory: Callable[[], Engine] = make_engine, *, core: int | None = None, idle_tick_s: float = 1.0
 ) -> AsyncIterator[tuple[EngineThread, Observer]]:
     observer = Observer()
-    thread = EngineThread(factory, observer.on_outcome, observer.on_broken, core=core, idle_tick_s=idle_tick_s)
+    thread = EngineThread(
+        factory, observer.on_outcome, observer.on_progress, observer.on_broken, core=core, idle_tick_s=idle_tick_s
+    )
     try:
         yield thread, observer
     finally:
@@ -91,6 +98,20 @@ async def test_commands_become_answers() -> None:
         assert observer.answers() == {g.key: scripted_answer(g.token_ids, g.params) for g in groups}
     assert thread.state is EngineState.STOPPED
     assert not engine.scheduler.attempts
+
+
+@pytest.mark.asyncio
+async def test_layers_of_a_prompt_to_hand_over_are_told_before_its_step_ends() -> None:
+    async with running() as (thread, observer):
+        await thread.start()
+        mine, other = make_group(1), make_group(2)
+        thread.post(Prefill(other, then_decode=True))
+        thread.post(Prefill(mine))
+        await until(lambda: {mine.key, other.key} <= observer.answers().keys())
+        assert [(told.key, told.computed_tokens, told.num_layers) for told in observer.progress] == [
+            (mine.key, 20, 1),
+            (mine.key, 20, 2),
+        ]
 
 
 @pytest.mark.asyncio
@@ -168,7 +189,9 @@ async def test_a_factory_that_fails_is_told() -> None:
 
 
 class FailingRunner(ScriptedRunner):
-    def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+    def run(
+        self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy], on_layers: object = None
+    ) -> list[list[Sampled]]:
         raise MemoryError("no memory")
 
 
@@ -201,7 +224,9 @@ async def test_only_the_engines_thread_is_pinned() -> None:
     seen: list[set[int]] = []
 
     class WatchedRunner(ScriptedRunner):
-        def run(self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy]) -> list[list[Sampled]]:
+        def run(
+            self, slices: Sequence[SequenceSlice], copies: Sequence[BlockCopy], on_layers: object = None
+        ) -> list[list[Sampled]]:
             seen.append(os.sched_getaffinity(0))
             return super().run(slices, copies)
 

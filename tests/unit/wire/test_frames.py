@@ -36,19 +36,23 @@ def refused(bad: Frame, *, match: str, nonce: int = NONCE, of: KVGeometry = GEOM
     start=st.integers(0, 1000),
     count=st.integers(0, 300),
     frame_bytes=st.integers(1, 4000),
+    ahead=st.integers(0, 40),
 )
 def test_spans_cover_every_token_of_every_layer_once_and_in_order(
-    num_layers: int, start: int, count: int, frame_bytes: int
+    num_layers: int, start: int, count: int, frame_bytes: int, ahead: int
 ) -> None:
     shape = geometry(num_layers=num_layers)
     coverage = Coverage(shape, start, start + count)
-    spans = list(frame_spans(shape, range(start, start + count), frame_bytes))
+    tokens = range(start, start + count)
+    layers = range(num_layers)
+    spans = list(frame_spans(shape, tokens, layers[:ahead], frame_bytes))
+    spans += frame_spans(shape, tokens, layers[ahead:], frame_bytes)
     for span in spans:
         assert span.num_bytes(shape) <= frame_bytes or len(span.layers) == len(span.tokens) == 1
         assert span.num_bytes(shape) > 0
         coverage.add(span)
     assert coverage.complete
-    sizes = [span.num_bytes(shape) for span in spans]
+    sizes = [span.num_bytes(shape) for span in frame_spans(shape, tokens, layers, frame_bytes)]
     # Either whole layers are grouped, or single layers are split.
     assert all(len(s.tokens) == count for s in spans) or all(len(s.layers) == 1 for s in spans)
     if sizes:
@@ -57,14 +61,14 @@ def test_spans_cover_every_token_of_every_layer_once_and_in_order(
 
 def test_frames_of_a_real_shape_are_near_a_mebibyte() -> None:
     llama_8b = geometry(num_layers=32, num_kv_heads=8, head_dim=128, dtype="bfloat16")
-    sizes = [span.num_bytes(llama_8b) for span in frame_spans(llama_8b, range(512))]
+    sizes = [span.num_bytes(llama_8b) for span in frame_spans(llama_8b, range(512), range(llama_8b.num_layers))]
     assert sum(sizes) == 512 * 32 * llama_8b.token_layer_bytes
     assert min(sizes) > 1 << 19
     assert max(sizes) <= 1 << 20
 
 
 def test_small_caches_travel_in_one_frame() -> None:
-    assert list(frame_spans(GEOMETRY, range(16, 20))) == [FrameSpan(range(3), range(16, 20))]
+    assert list(frame_spans(GEOMETRY, range(16, 20), range(3))) == [FrameSpan(range(3), range(16, 20))]
 
 
 def test_a_frame_says_what_it_covers() -> None:
@@ -147,7 +151,7 @@ def test_a_frame_of_another_geometry_is_detected() -> None:
 class TestCoverage:
     def spans(self) -> list[FrameSpan]:
         """Three layers, each in two parts."""
-        return list(frame_spans(GEOMETRY, range(16, 48), GEOMETRY.token_layer_bytes * 16))
+        return list(frame_spans(GEOMETRY, range(16, 48), range(GEOMETRY.num_layers), GEOMETRY.token_layer_bytes * 16))
 
     def refused(self, coverage: Coverage, span: FrameSpan, match: str) -> None:
         with pytest.raises(PdserveError, match=match) as refusal:
