@@ -64,9 +64,10 @@ class Answer:
     def __enter__(self) -> "Answer":
         self._watch_deadlines()
         try:
-            for line in list(self._lines):
+            # The request is let in or refused with its first prompt: it may have more prompts than the line has places.
+            for place, line in enumerate(list(self._lines)):
                 if self.error is None:
-                    line.start()
+                    line.start(is_admitted=place > 0)
         except BaseException:
             # A context that was not entered is not left either.
             self._end(pb.CANCEL_REASON_SUPERSEDED)

@@ -101,6 +101,7 @@ class Attempts:
         self.arrival_s = group.arrival_s
         self.cache_scope = group.cache_scope
         self.avoided: set[str] = set(avoided)
+        self.is_admitted = False
         self._group = group
         self._choices = {choice.sibling: choice for choice in choices}
         self._context = context
@@ -140,13 +141,13 @@ class Attempts:
         prompt_tokens = len(self._group.prompt_ids)
         return prompt_tokens + len(live) * self._group.params.max_tokens
 
-    @property
-    def is_replay(self) -> bool:
-        """Whether there was an attempt before."""
-        return self._cause is not None
+    def start(self, *, is_admitted: bool) -> None:
+        """Dispatch the first attempt.
 
-    def start(self) -> None:
-        """Dispatch the first attempt."""
+        Args:
+            is_admitted: the request has been let in already, with another of its prompts.
+        """
+        self.is_admitted = is_admitted
         self._dispatch()
 
     def cancel(self, reason: "pb.CancelReason.ValueType") -> None:
@@ -311,6 +312,7 @@ class Attempts:
             case CancelAt(worker, unless_running):
                 worker.cancel(self._key, self._cancel_reason, unless_running=unless_running)
             case ScheduleRetry(error):
+                self.is_admitted = True
                 self._schedule_retry(error)
             case Dispatch():
                 self._dispatch()
@@ -345,6 +347,7 @@ class Attempts:
             for choice in live
         ]
         for line in lines:
+            line.is_admitted = True
             line._state = Recovering()
             line._timer = self._loop.call_later(backoff_s, line._apply, RetryDue())
         self._apply(Cancelled())

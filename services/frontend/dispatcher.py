@@ -19,12 +19,13 @@ class Dispatchable(Protocol):
         cache_scope: who may share the prefix cache.
         reserved_tokens: what decode reserves for all siblings together; None wants no decode worker.
         avoided: names of workers that have failed it; they are taken only if there are no others.
-        is_replay: it was admitted before, so a full line is no reason to refuse it.
+        is_admitted: its request has been let in, so a full line is no reason to refuse it.
     """
 
     priority: int
     arrival_s: float
     cache_scope: str
+    is_admitted: bool
 
     @property
     def avoided(self) -> Set[str]: ...
@@ -34,9 +35,6 @@ class Dispatchable(Protocol):
 
     @property
     def reserved_tokens(self) -> int | None: ...
-
-    @property
-    def is_replay(self) -> bool: ...
 
     def send_to(self, prefill: Worker, decode: Worker | None) -> None:
         """Go: these take it. A colocated decode worker stands in prefill's place, and alone."""
@@ -72,7 +70,7 @@ class Dispatcher:
         """
         if len(self.line) == 0 and self._send(request):
             return None
-        return self.line.join(request, request.priority, request.arrival_s, beyond_limit=request.is_replay)
+        return self.line.join(request, request.priority, request.arrival_s, beyond_limit=request.is_admitted)
 
     def on_workers_changed(self) -> None:
         """Workers came, went, or told their load: whoever can go now goes."""

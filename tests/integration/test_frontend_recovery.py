@@ -251,6 +251,19 @@ async def test_a_wait_in_vain_and_a_full_line_are_503_that_say_when_to_come_back
 
 
 @pytest.mark.asyncio
+async def test_a_request_may_have_more_prompts_than_the_line_has_places() -> None:
+    body = {"model": "tiny", "prompt": ["one", "two", "three"], "max_tokens": 2}
+    async with frontend_with(max_waiting=1, wait_s=0.3, workers=("127.0.0.1:9",)) as stack:
+        first = asyncio.create_task(stack.http.post(stack.url + "/v1/completions", json=body))
+        await until(lambda: len(stack.frontend.dispatcher.line) == 3)
+        async with stack.http.post(stack.url + "/v1/completions", json=body) as second:
+            assert (await second.json())["error"]["code"] == "queue_full"
+        async with await first as response:
+            assert (await response.json())["error"]["code"] == "no_capacity"
+        stack.assert_idle()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("setting", "code", "begun"),
     [
