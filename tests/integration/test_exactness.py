@@ -2,9 +2,10 @@
 
 The real model, two workers of each role in processes of their own, chunks of 128 tokens and blocks of 16. Forty prompts of
 real text, those at the edges of blocks and chunks among them. All of them run sixteen at once on one pair of workers, cold
-and then from the prefix caches; sixteen of them over every pair of two and two; the edges and a few others also alone.
+and then from the prefix caches, and all of them alone; sixteen of them over every pair of two and two.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -129,14 +130,21 @@ async def test_sixteen_at_once_from_a_cold_and_then_a_warm_prefix_cache(
 async def test_alone_from_a_cold_and_then_a_warm_prefix_cache(
     processes: tuple[WorkerProcess, ...], cases: list[Case]
 ) -> None:
-    prefill, _, decode, _ = processes
-    async with frontend_to(prefill, decode) as frontend:
-        for case in [*cases[: len(EDGES)], *cases[len(EDGES) :: 8]]:
+    """Each is alone on its pair of workers; the other pair has other prompts meanwhile, for the sake of time."""
+
+    async def run_alone(mine: Sequence[Case], pair: tuple[Link, Link]) -> None:
+        for case in mine:
             for _ in ("cold", "warm"):
-                key = dispatch(frontend, case, "alone")
+                key = dispatch(frontend, case, "alone", *pair)
                 await frontend.finish(key, deadline_s=ANSWER_S)
                 assert_right(frontend, key, case)
-        for process in (prefill, decode):
+
+    async with frontend_to(*processes) as frontend:
+        pairs = zip(frontend.prefills, frontend.decodes, strict=True)
+        async with asyncio.TaskGroup() as group:
+            for turn, pair in enumerate(pairs):
+                group.create_task(run_alone(cases[turn::2], pair))
+        for process in processes:
             await process.settle()
 
 
