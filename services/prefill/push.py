@@ -1,4 +1,4 @@
-"""Sends one prompt's cache to decode: opened when the request is queued, frames as chunks finish, then the commit."""
+"""Sends one prompt's cache to decode: opened when the request is queued, frames as layers and chunks finish, then the commit."""
 
 import asyncio
 import logging
