@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from bench.sse import EventSplitter
 Api = Literal["chat", "completions"]
 PATHS: Mapping[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ERROR_BODY_BYTES = 4096
+READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,28 @@ def make_request(target: Target, prompt: str, max_tokens: int) -> Request:
     return Request(json.dumps(body | dict(target.fields)).encode())
 
 
-def open_session() -> aiohttp.ClientSession:
-    """A client session that never makes a request wait for a connection and never decompresses."""
+def open_session(buffer_bytes: int | None = None) -> aiohttp.ClientSession:
+    """A client session that never makes a request wait for a connection and never decompresses.
+
+    Args:
+        buffer_bytes: about what the kernel and this process each take of a response that is not read; None is much.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(
+            limit=0, socket_factory=None if buffer_bytes is None else partial(_make_socket, buffer_bytes)
+        ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         auto_decompress=False,
         skip_auto_headers=("Accept-Encoding",),
+        read_bufsize=READ_BYTES if buffer_bytes is None else buffer_bytes,
     )
+
+
+def _make_socket(buffer_bytes: int, address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    connection = socket.socket(family, kind, protocol)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)  # no effect once it is connected
+    return connection
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
@@ -83,18 +100,20 @@ async def stream(
     *,
     due_s: float | None = None,
     on_first: Callable[[], None] | None = None,
+    may_read: asyncio.Event | None = None,
 ) -> Reply:
     """Send one request and read its stream to the end. Failures are part of the reply, never raised.
 
     Args:
         due_s: when it should have been sent, by `perf_counter`; now if None.
         on_first: called when the first event has arrived.
+        may_read: nothing of the stream is read before it is set; None reads at once.
     """
     sent_s = perf_counter()
     reply = Reply(due_s=sent_s if due_s is None else due_s, sent_s=sent_s)
     try:
         async with asyncio.timeout(target.timeout_s):
-            await _read(session, target, request, reply, on_first)
+            await _read(session, target, request, reply, on_first, may_read)
     except TimeoutError:
         reply.timed_out = True
         reply.broken = f"no end within {target.timeout_s:g} s"
@@ -110,6 +129,7 @@ async def _read(
     request: Request,
     reply: Reply,
     on_first: Callable[[], None] | None,
+    may_read: asyncio.Event | None,
 ) -> None:
     headers = {"Content-Type": "application/json"}
     if target.api_key:
@@ -119,6 +139,8 @@ async def _read(
         if response.status != 200:
             reply.body = await response.content.read(ERROR_BODY_BYTES)
             return
+        if may_read is not None:
+            await may_read.wait()
         splitter = EventSplitter()
         times_s, payloads = reply.times_s, reply.payloads
         try:

@@ -71,6 +71,22 @@ class ClusterSource:
             yield cluster
 
     @contextlib.asynccontextmanager
+    async def scripted(self, step_s: float) -> AsyncIterator[Cluster]:
+        """One prefill and one decode worker that compute nothing, whatever `engine` says: each step takes `step_s`.
+
+        For what is to be seen of the frontend and the sessions, beside more streams than a model on two cores carries.
+
+        Raises:
+            ClusterError: it did not become ready.
+        """
+        if self.url:
+            yield await attach(self.url)
+            return
+        scripted = ("--engine", "scripted", "--set", f"engine.scripted.step_s={step_s}")
+        async with self._started(("--prefill", "1", "--decode", "1", *scripted), "scripted") as cluster:
+            yield cluster
+
+    @contextlib.asynccontextmanager
     async def colocated(self) -> AsyncIterator[Cluster]:
         """One worker that does both, with both cores: the control.
 
@@ -87,11 +103,12 @@ class ClusterSource:
 
     @contextlib.asynccontextmanager
     async def _started(self, flags: tuple[str, ...], name: str) -> AsyncIterator[Cluster]:
-        port = free_port()
+        port, controller_port = free_ports(2)
         engine = ("--engine", self.engine) if self.engine else ()
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{name}.log"
-        command = (*self.command, "--port", str(port), *flags, *engine)
+        ports = ("--port", str(port), "--set", f"cluster.port={controller_port}")
+        command = (*self.command, *ports, *engine, *flags)  # a row's own flags win
         with log.open("wb") as output:
             process = self.launcher.start(command, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -149,8 +166,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nothing listens on just now."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in listeners]

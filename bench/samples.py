@@ -60,6 +60,7 @@ class Sample:
         completion_tokens: the server's own count, or the tokens seen if it gave none.
         prompt_tokens, cached_tokens: by the server's usage; None if it gave none.
         detail: why it failed, "" if it did not.
+        largest_event_tokens: tokens of the event that had most.
     """
 
     outcome: Outcome
@@ -72,6 +73,7 @@ class Sample:
     cached_tokens: int | None
     finish_reason: str | None
     detail: str
+    largest_event_tokens: int = 0
 
     @property
     def ok(self) -> bool:
@@ -104,6 +106,7 @@ class Sample:
 @dataclass(slots=True)
 class _Contents:
     token_times_s: list[float] = field(default_factory=list)
+    largest_event_tokens: int = 0
     finish_reason: str | None = None
     done: bool = False
     names_ids: bool = False
@@ -129,6 +132,7 @@ def judge(reply: Reply) -> Sample:
         cached_tokens=details.get("cached_tokens") if isinstance(details, dict) else None,
         finish_reason=contents.finish_reason,
         detail=detail,
+        largest_event_tokens=contents.largest_event_tokens,
     )
 
 
@@ -170,7 +174,9 @@ def _contents(reply: Reply) -> _Contents:
             contents.usage = chunk["usage"]
         for choice in chunk.get("choices") or ():
             contents.names_ids = contents.names_ids or isinstance(choice.get("token_ids"), list)
-            contents.token_times_s.extend([time_s] * _tokens(choice, contents.names_ids))
+            tokens = _tokens(choice, contents.names_ids)
+            contents.token_times_s.extend([time_s] * tokens)
+            contents.largest_event_tokens = max(contents.largest_event_tokens, tokens)
             contents.finish_reason = choice.get("finish_reason") or contents.finish_reason
     return contents
 

@@ -5,6 +5,7 @@ Run as a program, `--port P` among any other arguments makes it serve there.
 
 import asyncio
 import json
+import socket
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,9 @@ class FakeServer:
         tokens_per_event: tokens that share an event.
         step_s: the pause before each event after the first.
         cached_tokens: what usage claims.
+        buffer_bytes: about what the kernel and this process each hold of a stream; None is much. With it, tokens that
+            come while a stream is not writable share its next event.
+        patience_s: how long such a stream may take nothing before it is reset.
         bodies: every request's body, in order.
     """
 
@@ -30,6 +34,8 @@ class FakeServer:
     tokens_per_event: int = 1
     step_s: float = 0.0
     cached_tokens: int = 0
+    buffer_bytes: int | None = None
+    patience_s: float = 60.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     open_now: int = 0
     open_at_most: int = 0
@@ -64,14 +70,10 @@ class FakeServer:
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        total = body["max_tokens"]
-        for first in range(0, total, self.tokens_per_event):
-            count = min(self.tokens_per_event, total - first)
-            if first:
-                await asyncio.sleep(self.step_s)
-            if self.fault and first * 2 >= total:
-                break
-            await response.write(_event({"choices": [_choice(request, count, None)]}))
+        if self.buffer_bytes is None:
+            await self._write_tokens(request, response, body["max_tokens"])
+        else:
+            await self._write_as_they_come(request, response, body["max_tokens"], self.buffer_bytes)
         if self.fault == "hang":
             await asyncio.sleep(3600)
         if self.fault == "reset":
@@ -89,6 +91,38 @@ class FakeServer:
         if self.fault in ("", "no_finish"):
             await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _write_tokens(self, request: web.Request, response: web.StreamResponse, total: int) -> None:
+        for first in range(0, total, self.tokens_per_event):
+            count = min(self.tokens_per_event, total - first)
+            if first:
+                await asyncio.sleep(self.step_s)
+            if self.fault and first * 2 >= total:
+                break
+            await response.write(_event({"choices": [_choice(request, count, None)]}))
+
+    async def _write_as_they_come(
+        self, request: web.Request, response: web.StreamResponse, total: int, buffer_bytes: int
+    ) -> None:
+        transport = request.transport
+        assert transport is not None
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        transport.set_write_buffer_limits(buffer_bytes)
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        written = 0
+        while written < total:
+            await asyncio.sleep(self.step_s)
+            here = min(total, int((loop.time() - begun_s) / self.step_s))
+            if here > written:
+                event = _event({"choices": [_choice(request, here - written, None)], "padding": " " * buffer_bytes})
+                written = here
+                try:
+                    async with asyncio.timeout(self.patience_s):
+                        await response.write(event)
+                except TimeoutError:
+                    transport.abort()
+                    raise ConnectionResetError("the client took nothing") from None
 
     def _usage(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]

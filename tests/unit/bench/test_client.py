@@ -1,5 +1,6 @@
 """Streams read from a server that breaks in every way it can."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -65,3 +66,20 @@ async def test_further_fields_win(target: Target, fake: FakeServer) -> None:
 async def test_the_first_model_is_found(url: str) -> None:
     async with open_session() as session:
         assert await first_model(session, url) == MODEL
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_may_not_be_read_yet_fills_small_buffers_and_waits(
+    target: Target, fake: FakeServer
+) -> None:
+    fake.step_s, fake.buffer_bytes = 0.001, 4096
+    may_read = asyncio.Event()
+    async with open_session(buffer_bytes=4096) as session:
+        request = make_request(target, " one two three", 100)
+        unread = asyncio.create_task(stream(session, target, request, may_read=may_read))
+        assert (await answer(target, 100)).ok
+        assert fake.open_now == 1
+        may_read.set()
+        sample = judge(await unread)
+    assert sample.ok
+    assert (len(sample.token_times_s), sample.largest_event_tokens > 1) == (100, True)

@@ -29,6 +29,15 @@ async def test_a_started_cluster_answers_until_its_row_ends(launcher: Launcher, 
 
 
 @pytest.mark.asyncio
+async def test_scripted_workers_are_started_whatever_engine_the_others_have(launcher: Launcher, tmp_path: Path) -> None:
+    source = program(launcher, tmp_path, sys.executable, "-c", "import sys; raise SystemExit(' '.join(sys.argv))")
+    source.engine = "torch"
+    with pytest.raises(ClusterError, match=r"--engine torch .*--engine scripted --set engine\.scripted\.step_s=0\.5"):
+        async with source.scripted(step_s=0.5):
+            pytest.fail("it never was ready")
+
+
+@pytest.mark.asyncio
 async def test_a_cluster_that_ends_at_once_shows_its_last_words(launcher: Launcher, tmp_path: Path) -> None:
     source = program(launcher, tmp_path, sys.executable, "-c", "raise SystemExit('no room')")
     with pytest.raises(ClusterError, match="no room"):

@@ -34,6 +34,7 @@ def test_tokens_of_one_event_are_counted_apart() -> None:
     several = {"choices": [{"text": "abc", "token_ids": [1, 2, 3], "finish_reason": None}]}
     sample = judge(reply(text("a"), several, FINISH))
     assert sample.itls_s == [0.25, 0.0, 0.0]
+    assert sample.largest_event_tokens == 3
 
 
 def test_text_that_was_held_back_is_no_further_token() -> None:
