@@ -13,15 +13,15 @@ from pdserve.client.answers import Answer, Delta
 from pdserve.client.calls import Call, Messages, Prompt, chat_call, completion_call
 from pdserve.client.connection import (
     DRAIN_S,
-    LIMITS,
     STREAM_HEADERS,
-    auth_headers,
-    error_of_transport,
+    Tries,
+    base_url,
+    http_options,
     httpx_timeout,
-    is_loopback,
-    is_unreached,
+    reading_body,
+    reading_event,
 )
-from pdserve.client.errors import IdleTimeout, error_of_response
+from pdserve.client.errors import IdleTimeout
 from pdserve.client.models import read_models
 from pdserve.client.policy import Retries, Timeouts
 from pdserve.client.reader import AnswerReader, read_whole
@@ -47,18 +47,11 @@ class AsyncClient:
         retries: Retries | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
         self._model = ""
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers=auth_headers(api_key),
-            limits=LIMITS,
-            timeout=httpx_timeout(self.timeouts, self.timeouts.whole_s),
-            trust_env=not is_loopback(self.url),
-            transport=transport,
-        )
+        self._http = httpx.AsyncClient(transport=transport, **http_options(self.url, api_key, self.timeouts))
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,7 +82,9 @@ class AsyncClient:
 
     async def models(self) -> list[str]:
         """Names of the models that are served."""
-        response = await self._send(self._http.build_request("GET", "/v1/models"), self.timeouts.idle_s)
+        timeout = httpx_timeout(self.timeouts, self.timeouts.idle_s)
+        request = self._http.build_request("GET", "/v1/models", timeout=timeout)
+        response = await self._send(request, self.timeouts.idle_s)
         return read_models(self.url, await self._read(response))
 
     async def open(self, call: Call, within_s: float, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -98,12 +93,11 @@ class AsyncClient:
         Args:
             within_s: of each try, up to the response's headers.
         """
-        model = call.fields.get("model") or self._model
+        model = call.model or self._model
         if not model:
             model = self._model = (await self.models())[0]
         timeout = httpx_timeout(self.timeouts, within_s)
-        body = {**call.fields, "model": model}
-        request = self._http.build_request("POST", call.path, json=body, headers=headers, timeout=timeout)
+        request = self._http.build_request("POST", call.path, json=call.body(model), headers=headers, timeout=timeout)
         return await self._send(request, within_s)
 
     async def _whole(self, call: Call) -> Answer:
@@ -111,7 +105,7 @@ class AsyncClient:
         return read_whole(call, await self._read(response), response.headers.get("x-request-id", ""))
 
     async def _send(self, request: httpx.Request, within_s: float) -> httpx.Response:
-        tries = 1
+        tries = Tries(self.url, self.retries)
         while True:
             try:
                 async with asyncio.timeout(within_s):
@@ -119,24 +113,17 @@ class AsyncClient:
             except TimeoutError as error:
                 raise IdleTimeout(f"no response from {self.url} within {within_s:g} s") from error
             except httpx.HTTPError as error:
-                wait_s = self.retries.wait_s(tries) if is_unreached(error) else None
-                if wait_s is None:
-                    raise error_of_transport(error, self.url) from error
+                wait_s = tries.after_failure(error)
             else:
                 if response.status_code == httpx.codes.OK:
                     return response
-                wait_s = self.retries.wait_s(tries, response.headers, response.status_code)
-                body = await self._read(response)
-                if wait_s is None:
-                    raise error_of_response(self.url, response.status_code, response.headers, body)
+                wait_s = tries.after_refusal(response, await self._read(response))
             await asyncio.sleep(wait_s)
-            tries += 1
 
     async def _read(self, response: httpx.Response) -> bytes:
         try:
-            return await response.aread()
-        except httpx.HTTPError as error:
-            raise error_of_transport(error, self.url) from error
+            with reading_body(self.url):
+                return await response.aread()
         finally:
             await response.aclose()
 
@@ -197,18 +184,14 @@ class AsyncAnswerStream:
         """The deltas of the next piece that has an event; none at the end."""
         reader, timeouts, url = self._reader, self._client.timeouts, self._client.url
         before = reader.events
-        limit_s = timeouts.idle_s if before else timeouts.first_event_s
-        try:
-            # One deadline over all pieces: a heartbeat is a piece, but no event.
+        limit_s = timeouts.event_s(before)
+        # One deadline over all pieces: a heartbeat is a piece, but no event.
+        with reading_event(url, reader, limit_s):
             async with asyncio.timeout(limit_s):
                 async for piece in pieces:
                     deltas = reader.read(piece, time.monotonic())
                     if reader.events > before:
                         return deltas
-        except TimeoutError as error:
-            raise IdleTimeout(f"no event came from {url} for {limit_s:g} s", answer=reader.answer) from error
-        except httpx.HTTPError as error:
-            raise error_of_transport(error, url, reader.answer) from error
         reader.read_end()
         return []
 

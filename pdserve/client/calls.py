@@ -25,8 +25,16 @@ class Call:
     num_choices: int
 
     @property
+    def model(self) -> str:
+        """The one that the caller names; "" to take the server's first."""
+        return self.fields.get("model") or ""
+
+    @property
     def wants_token_ids(self) -> bool:
         return bool(self.fields.get("return_token_ids"))
+
+    def body(self, model: str) -> dict[str, Any]:
+        return {**self.fields, "model": model}
 
 
 def chat_call(messages: Messages, *, stream: bool, fields: Mapping[str, Any]) -> Call:

@@ -25,6 +25,10 @@ class Timeouts:
     idle_s: float = 120.0
     whole_s: float = 3600.0
 
+    def event_s(self, events: int) -> float:
+        """How long the next event may take after so many."""
+        return self.idle_s if events else self.first_event_s
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:

@@ -12,15 +12,14 @@ from pdserve.client.answers import Answer, Delta
 from pdserve.client.calls import Call, Messages, Prompt, chat_call, completion_call
 from pdserve.client.connection import (
     DRAIN_S,
-    LIMITS,
     STREAM_HEADERS,
-    auth_headers,
-    error_of_transport,
+    Tries,
+    base_url,
+    http_options,
     httpx_timeout,
-    is_loopback,
-    is_unreached,
+    reading_body,
+    reading_event,
 )
-from pdserve.client.errors import IdleTimeout, error_of_response
 from pdserve.client.models import read_models
 from pdserve.client.policy import Retries, Timeouts
 from pdserve.client.reader import AnswerReader, read_whole
@@ -47,18 +46,11 @@ class Client:
         retries: Retries | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = base_url(url)
         self.timeouts = timeouts or Timeouts()
         self.retries = retries or Retries()
         self._model = ""
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=auth_headers(api_key),
-            limits=LIMITS,
-            timeout=httpx_timeout(self.timeouts, self.timeouts.whole_s),
-            trust_env=not is_loopback(self.url),
-            transport=transport,
-        )
+        self._http = httpx.Client(transport=transport, **http_options(self.url, api_key, self.timeouts))
 
     def __enter__(self) -> Self:
         return self
@@ -99,12 +91,11 @@ class Client:
         Args:
             within_s: of each try, up to the response's headers.
         """
-        model = call.fields.get("model") or self._model
+        model = call.model or self._model
         if not model:
             model = self._model = self.models()[0]
         timeout = httpx_timeout(self.timeouts, within_s)
-        body = {**call.fields, "model": model}
-        request = self._http.build_request("POST", call.path, json=body, headers=headers, timeout=timeout)
+        request = self._http.build_request("POST", call.path, json=call.body(model), headers=headers, timeout=timeout)
         return self._send(request)
 
     def _whole(self, call: Call) -> Answer:
@@ -112,29 +103,22 @@ class Client:
         return read_whole(call, self._read(response), response.headers.get("x-request-id", ""))
 
     def _send(self, request: httpx.Request) -> httpx.Response:
-        tries = 1
+        tries = Tries(self.url, self.retries)
         while True:
             try:
                 response = self._http.send(request, stream=True)
             except httpx.HTTPError as error:
-                wait_s = self.retries.wait_s(tries) if is_unreached(error) else None
-                if wait_s is None:
-                    raise error_of_transport(error, self.url) from error
+                wait_s = tries.after_failure(error)
             else:
                 if response.status_code == httpx.codes.OK:
                     return response
-                wait_s = self.retries.wait_s(tries, response.headers, response.status_code)
-                body = self._read(response)
-                if wait_s is None:
-                    raise error_of_response(self.url, response.status_code, response.headers, body)
+                wait_s = tries.after_refusal(response, self._read(response))
             time.sleep(wait_s)
-            tries += 1
 
     def _read(self, response: httpx.Response) -> bytes:
         try:
-            return response.read()
-        except httpx.HTTPError as error:
-            raise error_of_transport(error, self.url) from error
+            with reading_body(self.url):
+                return response.read()
         finally:
             response.close()
 
@@ -196,19 +180,14 @@ class AnswerStream:
         """The deltas of the next piece that has an event; none at the end."""
         reader, timeouts, url = self._reader, self._client.timeouts, self._client.url
         before = reader.events
-        limit_s = timeouts.idle_s if before else timeouts.first_event_s
-        try:
-            # One deadline over all pieces: a heartbeat is a piece, but no event.
-            with watchdog.limit(limit_s):
-                for piece in pieces:
-                    deltas = reader.read(piece, time.monotonic())
-                    if reader.events > before:
-                        return deltas
-                    watchdog.check()
-        except TimeoutError as error:
-            raise IdleTimeout(f"no event came from {url} for {limit_s:g} s", answer=reader.answer) from error
-        except httpx.HTTPError as error:
-            raise error_of_transport(error, url, reader.answer) from error
+        limit_s = timeouts.event_s(before)
+        # One deadline over all pieces: a heartbeat is a piece, but no event.
+        with reading_event(url, reader, limit_s), watchdog.limit(limit_s):
+            for piece in pieces:
+                deltas = reader.read(piece, time.monotonic())
+                if reader.events > before:
+                    return deltas
+                watchdog.check()
         reader.read_end()
         return []
 
