@@ -115,7 +115,8 @@ def test_a_busy_port_is_one_line_that_says_what_to_do() -> None:
 
 
 def test_a_missing_model_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
-    done = pdserve("up", "--port", str(find_free_port()), "--model", str(tmp_path / "none"))
+    ports = ("--port", str(find_free_port()), "--set", f"cluster.port={find_free_port()}")
+    done = pdserve("up", *ports, "--model", str(tmp_path / "none"))
     assert done.returncode == 1
     assert done.stderr.startswith("pdserve: model folder ")
     assert len(done.stderr.splitlines()) == 1
