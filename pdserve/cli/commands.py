@@ -2,12 +2,16 @@
 
 import argparse
 import asyncio
+import io
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
-from pdserve.cli.generate import run_generate
+from pdserve.cli.arguments import finite, header_text, host_port, server_url, unicode_text
+from pdserve.cli.generate import DEFAULT_MAX_TOKENS, run_generate
 from pdserve.cli.operations import run_drain, run_scale, run_status, run_undrain
 from pdserve.cli.probe import run_probe
 from pdserve.cli.up import run_up
@@ -16,6 +20,9 @@ from pdserve.core.events import Role
 from pdserve.runtime.process import OneLineParser, add_settings_arguments
 
 Command: TypeAlias = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
+
+# Added to a signal's number, it is the status that shells know of what the signal has ended.
+_SIGNALLED = 128
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,7 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--colocated", action="store_true", help="decode workers also prefill: the control for measurements"
     )
     up.add_argument("--model", metavar="FOLDER", help="with config.json, tokenizer.json and safetensors")
-    up.add_argument("--address", metavar="HOST:PORT", help="join this Ray cluster instead of starting one")
+    up.add_argument(
+        "--address", type=host_port, metavar="HOST:PORT", help="join this Ray cluster instead of starting one"
+    )
     up.add_argument("--no-demo", action="store_true", help="do not ask a first question")
     add_settings_arguments(up)
 
@@ -44,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     drain = _add(commands, "drain", run_drain, "let a worker take no new work")
     drain.add_argument("worker", metavar="WORKER", help="as `pdserve status` names it")
-    drain.add_argument("--deadline", type=float, metavar="SECONDS", help="then move what it still holds (30)")
+    drain.add_argument("--deadline", type=finite, metavar="SECONDS", help="then move what it still holds (30)")
 
     undrain = _add(commands, "undrain", run_undrain, "let a worker take work again")
     undrain.add_argument("worker", metavar="WORKER")
@@ -54,47 +63,83 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("count", type=int, metavar="N")
 
     for command in (status, drain, undrain, scale):
-        command.add_argument("--controller", default="127.0.0.1:8100", metavar="HOST:PORT", help="(127.0.0.1:8100)")
+        command.add_argument(
+            "--controller", type=host_port, default="127.0.0.1:8100", metavar="HOST:PORT", help="(127.0.0.1:8100)"
+        )
 
     generate = _add(commands, "generate", run_generate, "ask one question")
-    generate.add_argument("prompt")
-    generate.add_argument("--stream", action="store_true", help="print the answer as it comes")
-    generate.add_argument("--url", default="http://127.0.0.1:8000", help="(http://127.0.0.1:8000)")
-    generate.add_argument("--model", default="", help="(the first that the server names)")
-    generate.add_argument("--max-tokens", type=int, metavar="N", help="(the rest of the context)")
-    generate.add_argument("--temperature", type=float, metavar="T", help="(1.0)")
+    generate.add_argument("prompt", type=unicode_text)
+    generate.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the answer as it comes, which is the default, or only once it is whole",
+    )
+    _add_server(generate, "(http://127.0.0.1:8000)")
+    limit = f"end the answer there ({DEFAULT_MAX_TOKENS}, or what the model's context has left)"
+    generate.add_argument("--max-tokens", type=int, metavar="N", help=limit)
+    generate.add_argument("--temperature", type=finite, metavar="T", help="(1.0)")
 
     probe = _add(commands, "probe", run_probe, "measure many streams at once, through one URL or two")
-    probe.add_argument("--url", default="http://127.0.0.1:8000", help="of the server itself (http://127.0.0.1:8000)")
-    probe.add_argument("--via", metavar="URL", help="the way that users take to it: an ingress, a proxy")
+    _add_server(probe, "of the server itself (http://127.0.0.1:8000)")
+    probe.add_argument(
+        "--via", type=server_url, metavar="URL", help="the way that users take to it: an ingress, a proxy"
+    )
     probe.add_argument("--streams", type=int, default=8, metavar="N", help="at once (8)")
     probe.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer (64)")
     probe.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="of each prompt (128)")
-    probe.add_argument("--model", default="", help="(the first that the server names)")
-    probe.add_argument("--api-key", metavar="KEY", help="if the server wants one")
     probe.add_argument("--json", action="store_true", help="for scripts")
     return parser
 
 
 def run_command(argv: Sequence[str]) -> int:
     """Returns: the exit status."""
+    # What a terminal's encoding has no character for is no reason to fail.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = make_parser().parse_args(argv)
     command: Command = arguments.command
     # Failures are told in one line, below, and a start is told by its progress: no log comes between.
     logging.getLogger("pdserve").addHandler(logging.NullHandler())
     try:
-        return asyncio.run(command(arguments))
+        status = asyncio.run(command(arguments))
+        sys.stdout.flush()
     except StartupError as error:
         message = str(error)
     except PdserveError as error:
         message = error.message
     except KeyboardInterrupt:
-        return 130
+        return _SIGNALLED + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read the output has all that was wanted: `pdserve … | head`.
+        _drop_unwritten()
+        return _SIGNALLED + signal.SIGPIPE
+    except OSError as error:
+        _drop_unwritten()
+        message = str(error)
+    else:
+        return status
     sys.stderr.write(f"pdserve: {message}\n")
     return 1
+
+
+def _drop_unwritten() -> None:
+    """What cannot be written now would fail once more, with a traceback, at the interpreter's end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _add(commands: Any, name: str, command: Command, purpose: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=purpose)
     parser.set_defaults(command=command)
     return parser
+
+
+def _add_server(parser: argparse.ArgumentParser, url_help: str) -> None:
+    """Whom a client of the API asks."""
+    parser.add_argument("--url", type=server_url, default="http://127.0.0.1:8000", help=url_help)
+    parser.add_argument("--model", type=unicode_text, default="", help="(the first that the server names)")
+    parser.add_argument("--api-key", type=header_text, metavar="KEY", help="if the server wants one")

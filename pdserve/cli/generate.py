@@ -2,13 +2,22 @@
 
 import argparse
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, TypeAlias
 
+from pdserve.cli.failures import told
+from pdserve.client.answers import Choice, Delta
 from pdserve.client.async_client import AsyncClient
-from pdserve.client.errors import BadResponse, ClientError, NoConnection, ServerError
+from pdserve.client.errors import ClientError
 from pdserve.client.policy import Retries
 from pdserve.core.errors import ErrorCode, PdserveError
+
+# An answer in words is shorter; a small model that finds no end would fill its whole context.
+DEFAULT_MAX_TOKENS = 1024
+
+# Each has text, and the last one a finish_reason.
+Piece: TypeAlias = Delta | Choice
 
 
 async def run_generate(arguments: argparse.Namespace) -> int:
@@ -16,14 +25,26 @@ async def run_generate(arguments: argparse.Namespace) -> int:
     body = {name: value for name, value in options.items() if value is not None}
     if arguments.model:
         body["model"] = arguments.model
-    async for text in ask(arguments.url, arguments.prompt, stream=arguments.stream, **body):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    print()
+    if arguments.max_tokens is not None:
+        await _print_answer(arguments, body)
+        return 0
+    limit = f"it has {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"
+    try:
+        finish_reason = await _print_answer(arguments, body | {"max_tokens": DEFAULT_MAX_TOKENS})
+    except PdserveError as error:
+        if error.code is not ErrorCode.context_length_exceeded:
+            raise
+        # The prompt leaves less than that: without a limit, the answer may have all that is left.
+        limit = "the model's context is full"
+        finish_reason = await _print_answer(arguments, body)
+    if finish_reason == "length":
+        sys.stderr.write(f"pdserve: the answer stops here: {limit}\n")
     return 0
 
 
-async def ask(url: str, prompt: str, *, stream: bool, **body: Any) -> AsyncIterator[str]:
+async def ask(
+    url: str, prompt: str, *, stream: bool, api_key: str | None = None, **body: Any
+) -> AsyncGenerator[Piece, None]:
     """The answer to one chat message, piece by piece or whole.
 
     Args:
@@ -33,29 +54,34 @@ async def ask(url: str, prompt: str, *, stream: bool, **body: Any) -> AsyncItera
         PdserveError: what the server says; or nobody answers, or the answer was cut.
     """
     # A person who asks once is told at once.
-    async with AsyncClient(url, retries=Retries(count=0)) as client:
+    async with AsyncClient(url, api_key=api_key, retries=Retries(count=0)) as client:
         try:
             if not stream:
-                yield (await client.chat(prompt, **body)).text
+                for choice in (await client.chat(prompt, **body)).choices:
+                    yield choice
                 return
             async with client.stream_chat(prompt, **body) as answer:
                 async for delta in answer:
-                    if delta.text:
-                        yield delta.text
+                    if delta.text or delta.finish_reason:
+                        yield delta
         except ClientError as error:
-            raise _as_told(error, client.url) from error
+            raise told(error) from error
 
 
-def _as_told(error: ClientError, url: str) -> PdserveError:
-    """For the one line that a command fails with."""
-    match error:
-        case ServerError():
-            return PdserveError(
-                ErrorCode(error.code) if error.code in set(ErrorCode) else ErrorCode.internal, str(error)
-            )
-        case NoConnection():
-            message = f"no whole answer from {url} ({error}): is `pdserve up` running there?"
-            return PdserveError(ErrorCode.worker_lost, message)
-        case BadResponse():
-            return PdserveError(ErrorCode.internal, f"{error}: check --url")
-    return PdserveError(ErrorCode.worker_lost, str(error))
+async def _print_answer(arguments: argparse.Namespace, body: dict[str, Any]) -> str | None:
+    """Returns: why it ended."""
+    finish_reason = None
+    begun = False
+    pieces = ask(arguments.url, arguments.prompt, stream=arguments.stream, api_key=arguments.api_key, **body)
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+                begun = True
+                finish_reason = piece.finish_reason
+    finally:
+        # What comes after it, a failure too, has a line of its own.
+        if begun:
+            print()
+    return finish_reason

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import httpx
@@ -14,9 +14,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from pdserve.cli.failures import told
 from pdserve.cli.probe_findings import find_gaps
 from pdserve.cli.probe_samples import Latency, Run, Sample, Summary
 from pdserve.cli.server_histograms import ITL, TTFT, Histogram
+from pdserve.client.answers import Delta
 from pdserve.client.async_client import AsyncClient
 from pdserve.client.connection import is_loopback
 from pdserve.client.errors import ClientError
@@ -68,13 +70,14 @@ async def probe(url: str, load: Load, *, metrics_url: str) -> Run:
 
     Args:
         metrics_url: where the server shows its histograms; an ingress seldom does.
+    Raises:
+        PdserveError: not one token came of the first stream, so there is nothing to measure.
     """
     # A failure is a finding here: nothing is tried again.
     async with AsyncClient(url, api_key=load.api_key, retries=Retries(count=0)) as client:
-        # The model's name and the first connection are no part of what is measured.
-        await _stream(client, load, tokens=1)
+        await _warm_up(client, load)
         before = await _read_histograms(metrics_url)
-        samples = await asyncio.gather(*(_stream(client, load, load.tokens) for _ in range(load.streams)))
+        samples = await asyncio.gather(*(_measure(client, load) for _ in range(load.streams)))
         after = await _read_histograms(metrics_url)
     ttft = itl = None
     if before is not None and after is not None:
@@ -125,23 +128,44 @@ _CELLS: Mapping[str, Callable[[Summary], str]] = {
 }
 
 
-async def _stream(client: AsyncClient, load: Load, tokens: int) -> Sample:
+async def _warm_up(client: AsyncClient, load: Load) -> None:
+    """One stream that is not measured: it finds the model's name, and opens the first connection.
+
+    Raises:
+        PdserveError: not one token came.
+    """
+    arrived = False
+    try:
+        async for _ in _stream(client, load, tokens=1):
+            arrived = True
+    except ClientError as error:
+        # A stream that is cut once it has begun is a finding; measuring tells how many are.
+        if not arrived:
+            raise told(error) from error
+
+
+async def _measure(client: AsyncClient, load: Load) -> Sample:
+    sample = Sample(started_s=time.monotonic())
+    try:
+        async for delta in _stream(client, load, load.tokens):
+            sample.arrivals.append((delta.received_s, len(delta.token_ids)))
+    except ClientError as error:
+        sample.failure = f"{type(error).__name__}: {error}"
+    sample.ended_s = time.monotonic()
+    return sample
+
+
+async def _stream(client: AsyncClient, load: Load, tokens: int) -> AsyncIterator[Delta]:
+    """Each event that has tokens."""
     # A prompt of its own: none is found in a cache.
     prompt = random.choices(_PROMPT_IDS, k=load.prompt_tokens)
     fields: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
     if load.model:
         fields["model"] = load.model
-    sample = Sample(started_s=time.monotonic())
-    stream = client.stream_completion(prompt, **fields)
-    try:
-        async with stream:
-            async for delta in stream:
-                if delta.token_ids:
-                    sample.arrivals.append((delta.received_s, len(delta.token_ids)))
-    except ClientError as error:
-        sample.failure = f"{type(error).__name__}: {error}"
-    sample.ended_s = time.monotonic()
-    return sample
+    async with client.stream_completion(prompt, **fields) as stream:
+        async for delta in stream:
+            if delta.token_ids:
+                yield delta
 
 
 async def _read_histograms(url: str) -> tuple[Histogram, Histogram] | None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,11 @@ async def _show_answer(url: str) -> None:
     begun_s = time.monotonic()
     ttft_s = 0.0
     # The first request of a torch engine compiles and warms up what it uses.
-    async for text in ask(url, DEMO_PROMPT, stream=True, max_tokens=_DEMO_TOKENS, temperature=0):
-        ttft_s = ttft_s or time.monotonic() - begun_s
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    async with aclosing(ask(url, DEMO_PROMPT, stream=True, max_tokens=_DEMO_TOKENS, temperature=0)) as pieces:
+        async for piece in pieces:
+            ttft_s = ttft_s or time.monotonic() - begun_s
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
     print()
     _say(f"first token after {1000 * ttft_s:.0f} ms")
 

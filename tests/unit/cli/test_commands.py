@@ -1,5 +1,8 @@
 """What can be typed, and what it means."""
 
+import os
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -25,7 +28,29 @@ def test_an_old_python_is_one_line_and_status_1(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("words", [[], ["dance"], ["up", "--port", "x"], ["up", "--bogus"], ["scale", "decode"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["dance"],
+        ["up", "--port", "x"],
+        ["up", "--bogus"],
+        ["up", "--address", "nowhere"],
+        ["scale", "decode"],
+        ["status", "--controller", "nowhere"],
+        ["status", "--controller", "127.0.0.1:x"],
+        ["status", "--controller", "127.0.0.1:99999"],
+        ["drain", "decode-0", "--deadline", "nan"],
+        ["drain", "decode-0", "--deadline", "inf"],
+        ["generate", "Hello", "--url", "127.0.0.1:8000"],
+        ["generate", "Hello", "--url", "http://127.0.0.1:99999"],
+        ["generate", "Hello", "--temperature", "nan"],
+        ["generate", "Hello", "--api-key", "schlüssel"],
+        ["generate", "not \udcff UTF-8"],
+        ["probe", "--url", "ftp://127.0.0.1"],
+        ["probe", "--via", "http://"],
+    ],
+)
 def test_wrong_usage_is_one_line_and_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         make_parser().parse_args(words)
@@ -34,6 +59,12 @@ def test_wrong_usage_is_one_line_and_status_2(words: list[str], capsys: pytest.C
     assert error.startswith("pdserve")
     assert error.endswith(" --help\n")
     assert len(error.splitlines()) == 1
+
+
+def test_generate_streams_unless_told() -> None:
+    assert parsed("generate", "Hello").stream
+    assert parsed("generate", "Hello", "--stream").stream
+    assert not parsed("generate", "Hello", "--no-stream").stream
 
 
 def test_options_of_up_are_settings() -> None:
@@ -70,6 +101,34 @@ def test_a_value_that_cannot_be_is_refused_before_anybody_is_asked(
 ) -> None:
     assert run_command(words) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# A command that has something to say.
+TALKER = """
+import sys
+from pdserve.cli import commands
+
+async def talk(arguments):
+    print("word " * 100_000)
+    return 0
+
+commands.run_status = talk
+sys.exit(commands.run_command(["status"]))
+"""
+
+
+def test_a_reader_that_has_gone_is_nothing_to_talk_about() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        done = subprocess.run([sys.executable, "-c", TALKER], stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_output_that_finds_no_room_is_one_line() -> None:
+    with open("/dev/full", "w") as output:
+        done = subprocess.run([sys.executable, "-c", TALKER], stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "pdserve: [Errno 28] No space left on device\n")
 
 
 def test_bad_settings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

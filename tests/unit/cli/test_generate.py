@@ -1,5 +1,6 @@
 """One question, and every way its answer can end, against a server that plays a script."""
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -9,7 +10,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from pdserve.cli.generate import ask
+from pdserve.cli.commands import make_parser
+from pdserve.cli.generate import DEFAULT_MAX_TOKENS, ask, run_generate
 from pdserve.core.errors import ErrorCode, PdserveError
 
 pytestmark = pytest.mark.asyncio
@@ -27,13 +29,22 @@ def chunk(content: str | None = None, finish: str | None = None) -> str:
 
 @pytest_asyncio.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a server that answers each chat with this body; returns its URL. `asked` gathers the requests."""
+    """Starts a server that answers each chat with this body; returns its URL. `asked` gathers the requests.
+
+    `context_tokens` is all that the server has room for.
+    """
     servers: list[TestServer] = []
 
-    async def start(body: str, status: int = 200, asked: list[Any] | None = None) -> str:
+    async def start(
+        body: str, status: int = 200, asked: list[Any] | None = None, context_tokens: int | None = None
+    ) -> str:
         async def chat(request: web.Request) -> web.Response:
+            question = await request.json()
             if asked is not None:
-                asked.append(await request.json())
+                asked.append(question)
+            if context_tokens is not None and question.get("max_tokens", 0) > context_tokens:
+                error = {"message": "too long", "code": "context_length_exceeded"}
+                return web.json_response({"error": error}, status=400)
             return web.Response(text=body, status=status)
 
         async def models(request: web.Request) -> web.Response:
@@ -50,14 +61,22 @@ async def serve() -> AsyncIterator[Serve]:
         await server.close()
 
 
+# Parsed here, before any event loop runs: argparse looks for translations on disk.
+TYPED = make_parser().parse_args(["generate", "Hello"])
+
+
 async def answer_of(url: str, stream: bool, **body: Any) -> list[str]:
-    return [text async for text in ask(url, "Hello", stream=stream, **body)]
+    return [piece.text async for piece in ask(url, "Hello", stream=stream, **body)]
+
+
+async def run(url: str, **options: Any) -> int:
+    return await run_generate(argparse.Namespace(**vars(TYPED) | {"url": url} | options))
 
 
 async def test_a_streamed_answer_comes_piece_by_piece(serve: Serve) -> None:
     asked: list[Any] = []
     body = chunk("") + ": keepalive\n\n" + chunk("Pa") + chunk("ris") + chunk(finish="stop") + CLOSING
-    assert await answer_of(await serve(body, asked=asked), stream=True, max_tokens=3) == ["Pa", "ris"]
+    assert await answer_of(await serve(body, asked=asked), stream=True, max_tokens=3) == ["Pa", "ris", ""]
     message = {"role": "user", "content": "Hello"}
     options = {"include_usage": True}
     assert asked == [
@@ -99,10 +118,54 @@ async def test_a_refusal_is_raised_as_the_server_words_it(serve: Serve, stream: 
 
 
 async def test_another_kind_of_server_is_named(serve: Serve) -> None:
-    with pytest.raises(PdserveError, match=r"answers 502 .* check --url"):
+    with pytest.raises(PdserveError, match=r"answers 502 .* check the URL"):
         await answer_of(await serve("<html>", status=502), stream=False)
 
 
 async def test_nobody_there_is_said_with_the_address(unused_tcp_port: int) -> None:
-    with pytest.raises(PdserveError, match=rf"no whole answer from http://127.0.0.1:{unused_tcp_port} .*pdserve up"):
+    with pytest.raises(PdserveError, match=rf"no connection to http://127.0.0.1:{unused_tcp_port} .*pdserve up"):
         await answer_of(f"http://127.0.0.1:{unused_tcp_port}", stream=True)
+
+
+WHOLE = json.dumps({"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]} | USAGE)
+
+
+async def test_an_answer_is_streamed_unless_it_is_wanted_whole(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    url = await serve(chunk("Pa") + chunk("ris") + chunk(finish="stop") + CLOSING, asked=asked)
+    assert await run(url) == 0
+    assert await run(await serve(WHOLE, asked=asked), stream=False) == 0
+    assert capsys.readouterr().out == "Paris\n" * 2
+    assert [question["stream"] for question in asked] == [True, False]
+    assert {question["max_tokens"] for question in asked} == {DEFAULT_MAX_TOKENS}
+
+
+async def test_an_answer_that_the_default_limit_ends_says_so(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    url = await serve(chunk("Pa") + chunk(finish="length") + CLOSING)
+    assert await run(url) == 0
+    assert capsys.readouterr() == (
+        "Pa\n",
+        f"pdserve: the answer stops here: it has {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more\n",
+    )
+    assert await run(url, max_tokens=1) == 0
+    assert capsys.readouterr() == ("Pa\n", "")
+
+
+async def test_where_the_context_leaves_less_than_the_default_limit_it_is_the_limit(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    url = await serve(chunk("Pa") + chunk(finish="length") + CLOSING, asked=asked, context_tokens=100)
+    assert await run(url) == 0
+    assert capsys.readouterr() == ("Pa\n", "pdserve: the answer stops here: the model's context is full\n")
+    assert [question.get("max_tokens") for question in asked] == [DEFAULT_MAX_TOKENS, None]
+    with pytest.raises(PdserveError, match="too long"):
+        await run(url, max_tokens=101)
+
+
+async def test_a_failure_begins_on_a_line_of_its_own(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PdserveError, match="the answer was cut"):
+        await run(await serve(chunk("Pa")))
+    assert capsys.readouterr().out == "Pa\n"

@@ -157,13 +157,17 @@ async def test_a_cut_stream_is_counted_and_is_status_1(serve: Serve, capsys: pyt
     assert "TruncatedStream: the answer was cut" in said
 
 
-@pytest.mark.asyncio
-async def test_nobody_there_is_a_finding_too(unused_tcp_port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await run_probe(typed(url=f"http://127.0.0.1:{unused_tcp_port}")) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["runs"][0]["seen"]["whole"] == 0
-    assert report["runs"][0]["seen"]["ttft"]["p50_s"] is None
-    assert "NoConnection" in report["findings"][0]
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_nobody_there_is_one_line_and_no_table(
+    options: list[str], unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    assert run_command(["probe", "--url", url, *options]) == 1
+    said, error = capsys.readouterr()
+    assert said == ""
+    assert error.startswith(f"pdserve: no connection to {url} ")
+    assert error.endswith("is `pdserve up` running there?\n")
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("option", ["--streams", "--tokens", "--prompt-tokens"])
