@@ -95,9 +95,12 @@ class GenerateRequest:
             asked = (
                 f"{self.max_tokens_param} asks for {self.max_tokens}" if self.max_tokens else "needs at least 1 more"
             )
+            # Clients that shorten the conversation then know this error by these words, not by its code: the opening is
+            # OpenAI's and vLLM's, and "prompt is too long" is Anthropic's.
             raise InvalidRequest(
                 self.prompt_param if room < 1 else self.max_tokens_param,
-                f"the context holds {max_context_tokens} tokens; the prompt has {prompt_tokens} and {asked} "
+                f"This model's maximum context length is {max_context_tokens} tokens; the prompt "
+                f"{'is too long: it has' if room < 1 else 'has'} {prompt_tokens} and {asked} "
                 f"({prompt_tokens + (self.max_tokens or 1)} in all)",
                 ErrorCode.context_length_exceeded,
             )

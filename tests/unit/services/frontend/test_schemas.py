@@ -313,6 +313,13 @@ class TestFitting:
         assert all(number in error.message for number in ("100", "10", "91"))
         assert sampling(chat(max_tokens=90)).max_tokens == 90
 
+    def test_a_context_that_is_too_small_is_told_in_the_words_that_clients_look_for(self) -> None:
+        opening = "This model's maximum context length is 100 tokens; the prompt"
+        with pytest.raises(InvalidRequest, match=f"{opening} has 10"):
+            sampling(chat(max_tokens=91))
+        with pytest.raises(InvalidRequest, match=f"{opening} is too long"):
+            sampling(chat(), prompt_tokens=100)
+
     def test_a_prompt_that_fills_the_context_is_refused(self) -> None:
         for request, param in ((chat(), "messages"), (completion(), "prompt")):
             with pytest.raises(InvalidRequest) as caught:
