@@ -8,6 +8,7 @@ A reservation, and a prompt that goes on to decode, take the blocks for all that
 never waits for memory, and nothing is retracted.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
@@ -115,14 +116,21 @@ class Admission:
         self.may_admit = True
 
     def check(self, attempts: Iterable[Attempt]) -> None:
-        """Compare queue and places with all attempts held; for tests.
+        """Compare queue, places and blocks with all attempts held; for tests.
 
         Raises:
             AssertionError: they differ.
         """
+        self.blocks.check()
         held = list(attempts)
+        held_blocks = Counter(block_id for attempt in held for block_id in attempt.held_block_ids())
+        counted = {i: n for i in range(self.blocks.total_blocks) if (n := self.blocks.references(i))}
+        if held_blocks != counted:
+            raise AssertionError(f"attempts hold {dict(held_blocks)}, the block manager counts {counted}")
         if set(self.queue) != {attempt for attempt in held if attempt.phase is Phase.WAITING}:
             raise AssertionError("the queue is not what waits")
+        if self.queue.prompt_tokens != sum(attempt.uncomputed_tokens for attempt in self.queue):
+            raise AssertionError(f"the queue counts {self.queue.prompt_tokens} tokens of its prompts")
         if self._slots_taken != sum(attempt.slots for attempt in held):
             raise AssertionError(f"{self._slots_taken} places are taken, attempts have {[a.slots for a in held]}")
 

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 import numpy as np
 
 from pdserve.core.events import FinishReason, Token
+from pdserve.core.geometry import KVGeometry
 from pdserve.engine.block_manager import BlockManager
-from pdserve.engine.work import BlockCopy, Group, TokenIds
+from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
+from pdserve.engine.work import BlockCopy, Group, Sampled, TokenIds
 
 
 class Phase(Enum):
@@ -70,10 +73,32 @@ class Attempt:
     sequences: "dict[int, RunningSequence]" = field(default_factory=dict)
     stepped: bool = False
 
+    @classmethod
+    def of(
+        cls, group: Group, geometry: KVGeometry, max_context_tokens: int, *, prefills: bool, decodes: bool, now_s: float
+    ) -> Self:
+        """An attempt that has just come."""
+        root = root_digest(geometry, group.cache_scope)
+        return cls(
+            group=group,
+            prefills=prefills,
+            decodes=decodes,
+            limit=min(group.max_total_tokens, max_context_tokens),
+            live=list(group.siblings),
+            root=root,
+            digests=chain_digests(root, group.token_ids, geometry.block_size),
+            stage_start_s=now_s,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Tokens of prompt and replayed output."""
         return len(self.group.token_ids)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """What is still to be computed here of prompt and replayed output."""
+        return self.num_tokens - self.computed_tokens if self.prefills else 0
 
     @property
     def scores_prompt(self) -> bool:
@@ -101,6 +126,18 @@ class Attempt:
             return FinishReason.LENGTH
         return None
 
+    def token(self, sibling: int, position: int, result: Sampled) -> Token:
+        """What was sampled for a sibling at this absolute position."""
+        finish = self.finish_reason(result.token_id, position)
+        return Token(self.group.key, sibling, position, result.token_id, finish, result.logprobs)
+
+    def enter_prompt_blocks(self, blocks: BlockManager, block_size: int) -> None:
+        """Offer the blocks that have filled since the last call to the prefix cache."""
+        full_blocks = self.computed_tokens // block_size
+        for index in range(self.entered_blocks, full_blocks):
+            blocks.enter(self.prompt_block_ids[index], self.digests[index])
+        self.entered_blocks = full_blocks
+
 
 @dataclass(slots=True, eq=False)
 class RunningSequence:
@@ -120,6 +157,13 @@ class RunningSequence:
     block_ids: list[int]
     digest: bytes
     copy: BlockCopy | None = None
+
+    def enter_filled_block(self, blocks: BlockManager, block_size: int) -> None:
+        """After a step all `num_tokens` are in the cache: offer the block that the last one filled, if it filled one."""
+        end = self.num_tokens
+        if end % block_size == 0:
+            self.digest = next_digest(self.digest, self.token_ids[end - block_size : end])
+            blocks.enter(self.block_ids[end // block_size - 1], self.digest)
 
 
 def fork(attempt: Attempt, first_tokens: Sequence[Token], blocks: BlockManager) -> list[RunningSequence]:

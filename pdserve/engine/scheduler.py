@@ -5,7 +5,6 @@ way before new ones. Who is admitted, and in which order, is `pdserve.engine.adm
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from pdserve.core.ids import AttemptKey
 from pdserve.engine.admission import Admission
 from pdserve.engine.attempt import Attempt, Phase, RunningSequence, fork
 from pdserve.engine.block_manager import BlockManager
-from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
+from pdserve.engine.prefill_speed import PrefillSpeed
 from pdserve.engine.settings import SchedulerSettings
 from pdserve.engine.slices import PromptBudget, decode_slice, prompt_slice, take_copies
 from pdserve.engine.work import (
@@ -36,9 +35,6 @@ from pdserve.engine.work import (
     StepPlan,
     Stop,
 )
-
-# How much earlier steps count in the measured prefill speed, a step later.
-_SPEED_MEMORY = 0.8
 
 _NOT_NUMBERS = PdserveError(
     ErrorCode.engine_failed, "the model's logits for this prompt are not numbers; another dtype may help"
@@ -69,12 +65,10 @@ class Scheduler:
         # Dicts as ordered sets: removal costs the same wherever it is.
         self._prefilling: dict[Attempt, None] = {}
         self._running: dict[RunningSequence, None] = {}
-        self._queued_tokens = 0
         self._plan = StepPlan(())
         self._planned: list[Attempt | RunningSequence] = []
         self._plan_start_s = 0.0
-        self._prefilled_tokens = 0.0
-        self._prefilled_s = 0.0
+        self._speed = PrefillSpeed()
         self._outcome = StepOutcome()
 
     @property
@@ -91,13 +85,13 @@ class Scheduler:
 
     def load(self) -> EngineLoad:
         return EngineLoad(
-            queued_tokens=self._queued_tokens,
+            queued_tokens=self._admission.queue.prompt_tokens + sum(a.uncomputed_tokens for a in self._prefilling),
             queued_sequences=len(self._admission.queue),
             running_sequences=len(self._running) + len(self._prefilling),
             free_blocks=self.blocks.free_blocks,
             cached_blocks=self.blocks.cached_blocks,
             total_blocks=self.blocks.total_blocks,
-            tokens_per_s=self._prefilled_tokens / self._prefilled_s if self._prefilled_s > 0 else 0.0,
+            tokens_per_s=self._speed.tokens_per_s,
         )
 
     def apply(self, command: Command) -> None:
@@ -153,9 +147,9 @@ class Scheduler:
         if plan is not self._plan or [len(row) for row in sampled] != wanted:
             raise ValueError("the results are not those of the last plan")
         now_s = self._clock()
-        self._measure_speed(plan, now_s - self._plan_start_s)
+        self._speed.measure(self._prompt_tokens(plan), now_s - self._plan_start_s)
         for planned, part, row in zip(self._planned, plan.slices, sampled, strict=True):
-            attempt = planned.attempt if isinstance(planned, RunningSequence) else planned
+            attempt = _attempt_of(planned)
             if NO_TOKEN in row:
                 self._fail_computing(attempt, _NOT_NUMBERS)
             elif attempt.phase is Phase.STOPPED:
@@ -172,7 +166,7 @@ class Scheduler:
         if plan is not self._plan:
             raise ValueError("it is not the last plan")
         for planned in self._planned:
-            self._fail_computing(planned.attempt if isinstance(planned, RunningSequence) else planned, error)
+            self._fail_computing(_attempt_of(planned), error)
         return self._take_outcome()
 
     def check(self) -> None:
@@ -181,20 +175,12 @@ class Scheduler:
         Raises:
             AssertionError: names the first difference.
         """
-        self.blocks.check()
-        held = Counter(block_id for attempt in self.attempts.values() for block_id in attempt.held_block_ids())
-        counted = {i: n for i in range(self.blocks.total_blocks) if (n := self.blocks.references(i))}
-        if held != counted:
-            raise AssertionError(f"attempts hold {dict(held)}, the block manager counts {counted}")
         self._admission.check(self.attempts.values())
         by_phase = {phase: [a for a in self.attempts.values() if a.phase is phase] for phase in Phase}
         if set(self._prefilling) != set(by_phase[Phase.PREFILLING]):
             raise AssertionError("the prompts under way are not those of the attempts")
         if set(self._running) != {a.sequences[i] for a in by_phase[Phase.RUNNING] for i in a.live}:
             raise AssertionError("the running sequences are not those of the attempts")
-        waiting = [*by_phase[Phase.WAITING], *by_phase[Phase.PREFILLING]]
-        if self._queued_tokens != sum(a.num_tokens - a.computed_tokens for a in waiting if a.prefills):
-            raise AssertionError(f"queued_tokens is {self._queued_tokens}")
 
     def _fail_computing(self, attempt: Attempt, error: PdserveError) -> None:
         if attempt.phase in (Phase.PREFILLING, Phase.RUNNING):
@@ -210,16 +196,8 @@ class Scheduler:
         held = self.attempts.get(group.key)
         if held is not None:
             raise IllegalTransition(held.phase, command)
-        root = root_digest(self._geometry, group.cache_scope)
-        attempt = Attempt(
-            group=group,
-            prefills=prefills,
-            decodes=decodes,
-            limit=min(group.max_total_tokens, self._max_context_tokens),
-            live=list(group.siblings),
-            root=root,
-            digests=chain_digests(root, group.token_ids, self._geometry.block_size),
-            stage_start_s=self._clock(),
+        attempt = Attempt.of(
+            group, self._geometry, self._max_context_tokens, prefills=prefills, decodes=decodes, now_s=self._clock()
         )
         error = self._admission.refusal(attempt)
         if error is not None:
@@ -227,8 +205,6 @@ class Scheduler:
             return
         self.attempts[group.key] = attempt
         self._admission.enqueue(attempt)
-        if prefills:
-            self._queued_tokens += attempt.num_tokens
 
     def _start(self, attempt: Attempt) -> None:
         """Carry on with an attempt that was just admitted."""
@@ -239,7 +215,6 @@ class Scheduler:
             return
         attempt.phase = Phase.PREFILLING
         self._prefilling[attempt] = None
-        self._queued_tokens -= attempt.cached_tokens
         self._outcome.stages.append(StageReport(key, Stage.QUEUE, self._plan_start_s - attempt.stage_start_s))
         attempt.stage_start_s = self._plan_start_s
 
@@ -255,7 +230,7 @@ class Scheduler:
             self._fail(attempt, PdserveError(ErrorCode.protocol_violation, f"first tokens must be those of {wanted}"))
             return
         attempt.computed_tokens = attempt.num_tokens
-        self._enter_prompt_blocks(attempt)
+        attempt.enter_prompt_blocks(self.blocks, self._geometry.block_size)
         tokens = [first_token_of[sibling] for sibling in attempt.live]
         # Prefill saw no end in these, but its context may be longer than this engine's.
         tokens = [t._replace(finish=attempt.finish_reason(t.token_id, t.position)) for t in tokens]
@@ -289,8 +264,6 @@ class Scheduler:
             self._admission.withdraw(attempt)
             del self.attempts[key]
         self._prefilling.pop(attempt, None)
-        if attempt.prefills and attempt.phase in (Phase.WAITING, Phase.PREFILLING):
-            self._queued_tokens -= attempt.num_tokens - attempt.computed_tokens
         attempt.phase = Phase.STOPPED
 
     def _release(self, key: AttemptKey) -> None:
@@ -309,9 +282,8 @@ class Scheduler:
 
     def _learn_chunk(self, attempt: Attempt, part: SequenceSlice, row: Sequence[Sampled], now_s: float) -> None:
         key = attempt.group.key
-        self._queued_tokens -= len(part.token_ids)
         attempt.computed_tokens = part.end
-        self._enter_prompt_blocks(attempt)
+        attempt.enter_prompt_blocks(self.blocks, self._geometry.block_size)
         self._outcome.progress.append(Progress(key, part.end, tuple(attempt.prompt_block_ids)))
         if part.num_scored:
             scored = tuple(result.logprobs for result in row[: part.num_scored] if result.logprobs is not None)
@@ -320,14 +292,7 @@ class Scheduler:
             return
         del self._prefilling[attempt]
         first_tokens = [
-            Token(
-                key,
-                spec.sibling,
-                spec.position,
-                result.token_id,
-                attempt.finish_reason(result.token_id, spec.position),
-                result.logprobs,
-            )
+            attempt.token(spec.sibling, spec.position, result)
             for spec, result in zip(part.samples, row[part.num_scored :], strict=True)
         ]
         self._outcome.tokens.extend(first_tokens)
@@ -341,19 +306,15 @@ class Scheduler:
 
     def _learn_token(self, sequence: RunningSequence, result: Sampled, now_s: float) -> None:
         attempt, position = sequence.attempt, sequence.num_tokens
-        key = attempt.group.key
         if not attempt.stepped:
             attempt.stepped = True
-            self._outcome.stages.append(StageReport(key, Stage.FIRST_STEP, now_s - attempt.stage_start_s))
-        block_size = self._geometry.block_size
-        if position % block_size == 0:
-            # The step filled a block: all tokens before `position` are in the cache now.
-            sequence.digest = next_digest(sequence.digest, sequence.token_ids[position - block_size : position])
-            self.blocks.enter(sequence.block_ids[position // block_size - 1], sequence.digest)
-        finish = attempt.finish_reason(result.token_id, position)
-        self._outcome.tokens.append(Token(key, sequence.sibling, position, result.token_id, finish, result.logprobs))
-        if finish is None:
-            sequence.token_ids[position] = result.token_id
+            stage_s = now_s - attempt.stage_start_s
+            self._outcome.stages.append(StageReport(attempt.group.key, Stage.FIRST_STEP, stage_s))
+        sequence.enter_filled_block(self.blocks, self._geometry.block_size)
+        token = attempt.token(sequence.sibling, position, result)
+        self._outcome.tokens.append(token)
+        if token.finish is None:
+            sequence.token_ids[position] = token.token_id
             sequence.num_tokens += 1
         else:
             self._end(sequence)
@@ -369,24 +330,19 @@ class Scheduler:
         if not attempt.live:
             self._forget(attempt)
 
-    def _enter_prompt_blocks(self, attempt: Attempt) -> None:
-        full_blocks = attempt.computed_tokens // self._geometry.block_size
-        for index in range(attempt.entered_blocks, full_blocks):
-            self.blocks.enter(attempt.prompt_block_ids[index], attempt.digests[index])
-        attempt.entered_blocks = full_blocks
-
-    def _measure_speed(self, plan: StepPlan, seconds: float) -> None:
-        prompt_tokens = sum(
+    def _prompt_tokens(self, plan: StepPlan) -> int:
+        return sum(
             len(part.token_ids)
             for planned, part in zip(self._planned, plan.slices, strict=True)
             if isinstance(planned, Attempt)
         )
-        if prompt_tokens:
-            self._prefilled_tokens = self._prefilled_tokens * _SPEED_MEMORY + prompt_tokens
-            self._prefilled_s = self._prefilled_s * _SPEED_MEMORY + seconds
 
     def _take_outcome(self) -> StepOutcome:
         outcome = replace(self._outcome, load=self.load())
         self._outcome = StepOutcome()
         self._planned = []
         return outcome
+
+
+def _attempt_of(planned: Attempt | RunningSequence) -> Attempt:
+    return planned.attempt if isinstance(planned, RunningSequence) else planned

@@ -12,9 +12,13 @@ class WaitingQueue:
 
     Adding costs O(log n). Removing only forgets: the attempt's place in the heap goes when it comes to the front, or when
     more than half of the heap is such places. So no operation's cost grows with what has been removed.
+
+    Attributes:
+        prompt_tokens: what all of them have to compute.
     """
 
     def __init__(self) -> None:
+        self.prompt_tokens = 0
         self._heap: list[tuple[int, float, int, Attempt]] = []
         self._places: dict[Attempt, int] = {}
         self._next_place = count()
@@ -29,12 +33,14 @@ class WaitingQueue:
     def add(self, attempt: Attempt) -> None:
         place = next(self._next_place)
         self._places[attempt] = place
+        self.prompt_tokens += attempt.uncomputed_tokens
         group = attempt.group
         heapq.heappush(self._heap, (group.priority, group.arrival_s, place, attempt))
 
     def remove(self, attempt: Attempt) -> None:
         """Raises KeyError if it does not wait."""
         del self._places[attempt]
+        self.prompt_tokens -= attempt.uncomputed_tokens
         if len(self._heap) > 2 * len(self._places) + 16:
             self._heap = [entry for entry in self._heap if entry[3] in self._places]
             heapq.heapify(self._heap)
