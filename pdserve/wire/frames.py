@@ -42,18 +42,21 @@ def frame_spans(
     """
     if not tokens or not layers:
         return
-    token_bytes = geometry.token_layer_bytes
-    layers_fit = frame_bytes // (token_bytes * len(tokens))
-    if layers_fit:
+    if layers_fit := layers_per_frame(geometry, len(tokens), frame_bytes):
         for together in _split(layers, layers_fit):
             yield FrameSpan(together, tokens)
         return
-    tokens_fit = max(1, frame_bytes // token_bytes)
+    tokens_fit = max(1, frame_bytes // geometry.token_layer_bytes)
     if tokens_fit >= geometry.block_size:
         tokens_fit -= tokens_fit % geometry.block_size
     for layer in layers:
         for start in range(tokens.start, tokens.stop, tokens_fit):
             yield FrameSpan(range(layer, layer + 1), tokens[start - tokens.start :][:tokens_fit])
+
+
+def layers_per_frame(geometry: KVGeometry, num_tokens: int, frame_bytes: int = FRAME_BYTES) -> int:
+    """How many whole layers of so many tokens fit in a frame; 0 if not even one does."""
+    return frame_bytes // (geometry.token_layer_bytes * num_tokens)
 
 
 def _split(whole: range, most: int) -> Iterator[range]:

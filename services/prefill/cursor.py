@@ -1,22 +1,25 @@
 """What of a prompt's cache has been sent, and what may be sent next."""
 
+from pdserve.core.geometry import KVGeometry
 from pdserve.engine.work import Progress
+from pdserve.wire.frames import layers_per_frame
 
 
 class PushCursor:
-    """Reads one prompt's progress from its start to its end, chunk after chunk, each chunk's layers as they come.
+    """Reads one prompt's progress from its start to its end, chunk after chunk.
+
+    Layers of a chunk that is still being computed are taken when they fill a frame.
 
     Args:
         held_tokens: leading tokens that decode has already.
-        num_layers: of the model.
 
     Attributes:
         sent_tokens: how far every layer has been sent.
     """
 
-    def __init__(self, held_tokens: int, num_layers: int) -> None:
+    def __init__(self, held_tokens: int, geometry: KVGeometry) -> None:
         self.sent_tokens = held_tokens
-        self._num_layers = num_layers
+        self._geometry = geometry
         # The chunk that is being sent ends before this token; its first layers have been sent.
         self._chunk_end = held_tokens
         self._sent_layers = 0
@@ -36,12 +39,15 @@ class PushCursor:
         if not self._sent_layers:
             ends = (self._computed_tokens, self._ahead.computed_tokens if self._ahead else 0)
             self._chunk_end = next((end for end in ends if end > self.sent_tokens), self.sent_tokens)
-        layers = range(self._sent_layers, self._computed_layers(self._chunk_end))
         tokens = range(self.sent_tokens, self._chunk_end)
-        if not tokens or not layers:
+        if not tokens:
+            return None
+        layers = range(self._sent_layers, self._computed_layers(self._chunk_end))
+        is_last = layers.stop == self._geometry.num_layers
+        if not is_last and len(layers) < max(1, layers_per_frame(self._geometry, len(tokens))):
             return None
         self._sent_layers = layers.stop
-        if self._sent_layers == self._num_layers:
+        if is_last:
             self.sent_tokens = self._chunk_end
             self._sent_layers = 0
         return tokens, layers
@@ -49,5 +55,5 @@ class PushCursor:
     def _computed_layers(self, tokens: int) -> int:
         """How many layers have been computed up to there."""
         if tokens <= self._computed_tokens:
-            return self._num_layers
+            return self._geometry.num_layers
         return (self._ahead.num_layers or 0) if self._ahead else 0

@@ -175,7 +175,7 @@ class Push:
             return
         match reply.WhichOneof("kind"):
             case "ready" if self._cursor is None:
-                self._cursor = PushCursor(reply.ready.held_tokens, self._pool.geometry.num_layers)
+                self._cursor = PushCursor(reply.ready.held_tokens, self._pool.geometry)
             case "committed":
                 self._acknowledged = True
             case "failed":

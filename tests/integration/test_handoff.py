@@ -30,8 +30,9 @@ async def test_answer_through_the_split_equals_the_engine_alone(num_tokens: int)
             await pair.settle()
 
 
-async def test_a_layer_arrives_while_its_step_computes_the_next() -> None:
+async def test_a_layer_arrives_while_its_step_computes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's second layer waits here until decode has the first one."""
+    monkeypatch.setattr("services.prefill.cursor.layers_per_frame", lambda geometry, num_tokens: 1)
     arrived = threading.Event()
     settings = scripted_settings(engine={"step_tokens": CHUNK, "max_running": 32})
     async with worker_pair(settings, settings) as pair:

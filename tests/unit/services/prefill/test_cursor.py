@@ -1,22 +1,28 @@
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.core.geometry import KVGeometry
 from pdserve.core.ids import AttemptKey, GroupId
+from pdserve.engine.scripted import SCRIPTED_GEOMETRY
 from pdserve.engine.work import Progress
+from pdserve.wire.frames import FRAME_BYTES
 from services.prefill.cursor import PushCursor
 
 KEY = AttemptKey(GroupId(1, 1), 1)
 LAYERS = 4
+# A layer of one token fills a frame.
+GEOMETRY = replace(SCRIPTED_GEOMETRY, num_layers=LAYERS, head_dim=FRAME_BYTES)
 
 
 def computed(tokens: int, layers: int | None = None) -> Progress:
     return Progress(KEY, tokens, (), layers)
 
 
-def cursor(*progress: Progress, held_tokens: int = 0) -> PushCursor:
-    cursor = PushCursor(held_tokens, LAYERS)
+def cursor(*progress: Progress, held_tokens: int = 0, geometry: KVGeometry = GEOMETRY) -> PushCursor:
+    cursor = PushCursor(held_tokens, geometry)
     for each in progress:
         cursor.extend(each)
     return cursor
@@ -44,6 +50,20 @@ def test_layers_are_sent_as_they_come_and_the_rest_with_the_chunk() -> None:
     sends.extend(computed(20))
     assert sends.take() == (range(20), range(3, LAYERS))
     assert sends.sent_tokens == 20
+
+
+def test_layers_wait_until_they_fill_a_frame_or_are_the_last() -> None:
+    """Two layers of twenty tokens are a frame."""
+    geometry = replace(SCRIPTED_GEOMETRY, num_layers=LAYERS)
+    geometry = replace(geometry, head_dim=geometry.head_dim * FRAME_BYTES // (2 * 20 * geometry.token_layer_bytes))
+    sends = cursor(computed(20, 1), geometry=geometry)
+    assert sends.take() is None
+    sends.extend(computed(20, 2))
+    assert sends.take() == (range(20), range(2))
+    sends.extend(computed(20, 3))
+    assert sends.take() is None
+    sends.extend(computed(20))
+    assert sends.take() == (range(20), range(2, LAYERS))
 
 
 def test_what_decode_holds_is_not_sent() -> None:
@@ -74,7 +94,7 @@ def test_the_last_layer_told_of_is_no_less_than_the_chunk() -> None:
 def test_every_token_of_every_layer_is_sent_once_in_order_and_never_before_it_is_computed(
     held: int, chunks: list[int], chance: Random
 ) -> None:
-    sends = PushCursor(held, LAYERS)
+    sends = PushCursor(held, GEOMETRY)
     sent = [held] * LAYERS
     ready = [0] * LAYERS
     end = 0
