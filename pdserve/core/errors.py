@@ -140,6 +140,11 @@ class InvalidRequest(PdserveError):
         super().__init__(code, message, param=param)
 
 
+def internal_error() -> PdserveError:
+    """A defect, as those outside hear of it: what happened is for the log of whoever caught it."""
+    return PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
+
+
 class StartupError(Exception):
     """A process cannot start. The message is one line that says what to do; the process exits with status 1."""
 

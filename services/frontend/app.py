@@ -9,7 +9,7 @@ from uuid import uuid4
 from aiohttp import HttpVersion11, web
 
 from pdserve.config import FrontendConfig
-from pdserve.core.errors import ErrorCode, Fault, PdserveError
+from pdserve.core.errors import ErrorCode, Fault, PdserveError, internal_error
 from services.frontend.bodies import error_body
 from services.frontend.generate import GenerateHandler
 from services.frontend.openapi import OPERATIONS, REQUEST_ID_PATTERN, make_document
@@ -98,7 +98,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return error_response(PdserveError(ErrorCode.client_gone, "the client left"))
     except Exception:
         _logger.exception("a request failed", extra={"request": request[_REQUEST_ID]})
-        return error_response(PdserveError(ErrorCode.internal, "the server failed; the error is in its log"))
+        return error_response(internal_error())
 
 
 async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -34,7 +34,7 @@ from pdserve.core.attempt_state import (
     State,
     advance,
 )
-from pdserve.core.errors import ErrorCode, Fault, PdserveError
+from pdserve.core.errors import ErrorCode, Fault, PdserveError, internal_error
 from pdserve.core.events import PromptLogprobs, Stage, StageReport, Token
 from pdserve.core.ids import AttemptKey
 from pdserve.rpc.v1 import session_pb2 as pb
@@ -170,8 +170,7 @@ class Attempts:
         except Exception:
             # This may run in the session of a worker that has just become free; the others there go on.
             _logger.exception("attempt %s cannot be sent", key)
-            error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
-            self._apply(DispatchFailed(error, may_retry=False))
+            self._apply(DispatchFailed(internal_error(), may_retry=False))
             return
         self._context.metrics.attempt_started("first" if self._cause is None else self._cause.code.value)
         self._apply(Dispatched(prefill, decode))

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from pdserve.core.errors import ErrorCode, PdserveError
+from pdserve.core.errors import ErrorCode, PdserveError, internal_error
 from services.frontend.bodies import error_body
 from services.frontend.responses import json_response
 
@@ -36,7 +36,7 @@ class Connection(web.RequestHandler):
             error = PdserveError(ErrorCode.invalid_request, f"this is not a valid HTTP request: {reason}")
         else:
             _logger.error("a connection failed", exc_info=exc)
-            error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
+            error = internal_error()
         if request.writer.output_size > 0:
             raise ConnectionError("a response had begun")
         headers = {"x-request-id": uuid4().hex}

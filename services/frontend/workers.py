@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from pdserve.config import SessionConfig
-from pdserve.core.errors import ErrorCode, Fault, IllegalTransition, PdserveError
+from pdserve.core.errors import ErrorCode, Fault, IllegalTransition, PdserveError, internal_error
 from pdserve.core.events import EngineLoad, PromptLogprobs, Role, StageReport, Token
 from pdserve.core.ids import AttemptKey
 from pdserve.rpc.v1 import session_pb2 as pb
@@ -273,7 +273,7 @@ class Worker:
         elif isinstance(cause, IllegalTransition):
             error = PdserveError(ErrorCode.protocol_violation, f"worker {self.name} broke the protocol: {cause}")
         else:
-            error = PdserveError(ErrorCode.internal, "the server failed; the error is in its log")
+            error = internal_error()
         self.on_failed(key, error)
 
     def _changed(self) -> None:
