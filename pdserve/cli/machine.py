@@ -264,7 +264,9 @@ class Machine:
 def _news(membership: Membership, known: dict[str, str]) -> list[str]:
     lines = []
     for member in membership.members:
-        state = "is ready" if member.state == MEMBER_STATE_READY else "loads its model"
+        state = "is ready"
+        if member.state != MEMBER_STATE_READY:
+            state = "loads its model" if member.session_address else "starts"
         if known.get(member.worker_id) != state:
             known[member.worker_id] = state
             lines.append(f"{member.worker_id} {state}")

@@ -48,7 +48,8 @@ async def run_scale(arguments: argparse.Namespace) -> int:
         raise InvalidRequest("count", f"N must be from 0 to {MAX_UINT32}, not {arguments.count}")
     async with _connect(arguments.controller) as controller:
         await controller.scale(Role[arguments.role.upper()], arguments.count)
-    print(f"{arguments.role}: {arguments.count} workers are to run; `pdserve status` shows them come and go")
+    workers = "1 worker is" if arguments.count == 1 else f"{arguments.count} workers are"
+    print(f"{arguments.role}: {workers} to run; `pdserve status` shows them come and go")
     return 0
 
 
@@ -76,7 +77,8 @@ def membership_table(membership: Membership) -> Table:
     for member in membership.members:
         # One host, three ports: only the first is written out.
         kv_port, admin_port = (a.rpartition(":")[2] for a in (member.kv_address, member.admin_address))
-        cells = (member.session_address, kv_port, admin_port, str(member.pid), member.node[:8])
+        pid = str(member.pid) if member.pid else ""
+        cells = (member.session_address, kv_port, admin_port, pid, member.node[:8])
         table.add_row(member.worker_id, state_name(member.state), *cells)
     return table
 

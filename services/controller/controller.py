@@ -57,13 +57,21 @@ class Controller:
         )
 
     async def adopt(self) -> None:
-        """Take over every worker that already runs."""
+        """Take over every worker that already runs, and publish the first membership.
+
+        Whoever is left out of that loses its sessions, so it waits for a moment until each has said where it is.
+        """
         for handle in await self._cluster.list_workers():
             if handle.slot in self._workers:
                 # Its predecessor was being replaced when the last controller went.
                 await self._cluster.kill(handle)
             else:
                 self._follow(handle)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._watch_s):
+                for worker in list(self._workers.values()):
+                    await worker.found.wait()
+        self._publish()
 
     async def run(self) -> None:
         """Watch and act, until cancelled."""
@@ -104,12 +112,12 @@ class Controller:
             await self._cluster.kill(worker.handle)
 
     async def drain(self, worker_id: str, deadline_s: float | None) -> None:
-        """Let one worker take no new work. Raises PdserveError: not_found, or the worker's own."""
+        """Let one worker take no new work. Raises PdserveError: not_found, no_capacity, or the worker's own."""
         await self._reachable(worker_id).ask_drain(deadline_s)
         self._changed.set()
 
     async def undrain(self, worker_id: str) -> None:
-        """Let it take work again. Raises PdserveError: not_found, or the worker's own."""
+        """Let it take work again. Raises PdserveError: not_found, no_capacity, or the worker's own."""
         await self._reachable(worker_id).ask_undrain()
         self._changed.set()
 
@@ -126,13 +134,17 @@ class Controller:
 
     def _reachable(self, worker_id: str) -> Tracked:
         for slot, worker in self._workers.items():
-            if slot.worker_id == worker_id and worker.admin is not None:
+            if slot.worker_id == worker_id:
+                if worker.admin is None:
+                    raise PdserveError(
+                        ErrorCode.no_capacity, f"{worker_id} is still starting: ask again when it is ready"
+                    )
                 return worker
         known = ", ".join(slot.worker_id for slot in sorted(self._workers)) or "none yet"
         raise PdserveError(ErrorCode.not_found, f"there is no worker {worker_id!r}; there are: {known}")
 
     def _publish(self) -> None:
-        members = [member for worker in self._workers.values() if (member := worker.member())]
+        members = [worker.member() for worker in self._workers.values()]
         self.board.publish(members, self._desired.prefill, self._desired.decode)
 
     async def _poll(self) -> None:
@@ -201,6 +213,7 @@ class Controller:
         slot = worker.handle.slot
         if self._workers.get(slot) is worker:
             del self._workers[slot]
+        worker.found.set()
         self._publish()
         if worker.phase is Phase.STOPPING:
             _log.info("stopped", extra={"worker": slot.worker_id})

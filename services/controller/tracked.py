@@ -1,5 +1,6 @@
 """One worker as its controller follows it, from the request for an actor to that actor's end."""
 
+import asyncio
 import time
 
 from pdserve.cluster.placement import Placed
@@ -31,6 +32,7 @@ _PHASES = {
 }
 
 _MEMBER_STATES: dict[Phase, MemberState.ValueType] = {
+    Phase.PLACING: MEMBER_STATE_STARTING,
     Phase.STARTING: MEMBER_STATE_STARTING,
     Phase.READY: MEMBER_STATE_READY,
     Phase.DRAINING: MEMBER_STATE_DRAINING,
@@ -47,6 +49,7 @@ class Tracked:
 
     Attributes:
         placed: set once its ports are bound, together with `admin`.
+        found: set once it is known where it is, or that it has ended.
         held: attempts and transfers that it held when it last answered.
         leaving: it drains because there is one too many, not because an operator said so.
         kill_reason: why it was killed, "" as long as it wasn't.
@@ -55,6 +58,7 @@ class Tracked:
     def __init__(self, handle: WorkerHandle, timeout_s: float) -> None:
         self.handle = handle
         self.placed: Placed | None = None
+        self.found = asyncio.Event()
         self.admin: AdminClient | None = None
         self.phase = Phase.PLACING
         self.held = 0
@@ -69,6 +73,7 @@ class Tracked:
         self.admin = AdminClient(placed.admin_address, self._timeout_s)
         self._answered_s = time.monotonic()
         self.enter(Phase.STARTING)
+        self.found.set()
 
     def enter(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -112,19 +117,15 @@ class Tracked:
             leaving=self.leaving,
         )
 
-    def member(self) -> Member | None:
-        """As others are told of it; None while nobody can reach it."""
-        placed = self.placed
-        if placed is None:
-            return None
-        return Member(
-            worker_id=self.handle.slot.worker_id,
-            role=role_to_proto(self.handle.slot.role),
-            state=_MEMBER_STATES[self.phase],
-            session_address=placed.session_address,
-            kv_address=placed.kv_address,
-            admin_address=placed.admin_address,
-            epoch=placed.epoch,
-            pid=placed.pid,
-            node=placed.node,
-        )
+    def member(self) -> Member:
+        """As others are told of it. Until it has bound its ports it has no addresses, and nobody can reach it."""
+        slot = self.handle.slot
+        member = Member(worker_id=slot.worker_id, role=role_to_proto(slot.role), state=_MEMBER_STATES[self.phase])
+        if (placed := self.placed) is not None:
+            member.session_address = placed.session_address
+            member.kv_address = placed.kv_address
+            member.admin_address = placed.admin_address
+            member.epoch = placed.epoch
+            member.pid = placed.pid
+            member.node = placed.node
+        return member

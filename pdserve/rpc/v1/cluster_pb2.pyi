@@ -28,6 +28,7 @@ class _MemberStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberSta
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMBER_STATE_UNSPECIFIED: _MemberState.ValueType  # 0
     MEMBER_STATE_STARTING: _MemberState.ValueType  # 1
+    """Has no addresses, epoch, pid and node until its ports are bound."""
     MEMBER_STATE_READY: _MemberState.ValueType  # 2
     MEMBER_STATE_DRAINING: _MemberState.ValueType  # 3
     MEMBER_STATE_STUCK: _MemberState.ValueType  # 4
@@ -36,6 +37,7 @@ class MemberState(_MemberState, metaclass=_MemberStateEnumTypeWrapper): ...
 
 MEMBER_STATE_UNSPECIFIED: MemberState.ValueType  # 0
 MEMBER_STATE_STARTING: MemberState.ValueType  # 1
+"""Has no addresses, epoch, pid and node until its ports are bound."""
 MEMBER_STATE_READY: MemberState.ValueType  # 2
 MEMBER_STATE_DRAINING: MemberState.ValueType  # 3
 MEMBER_STATE_STUCK: MemberState.ValueType  # 4

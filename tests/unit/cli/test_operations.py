@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 
 from pdserve.cli.operations import membership_json, membership_table
-from pdserve.rpc.v1.cluster_pb2 import MEMBER_STATE_DRAINING, Member, Membership
+from pdserve.rpc.v1.cluster_pb2 import MEMBER_STATE_DRAINING, MEMBER_STATE_STARTING, Member, Membership
 from pdserve.rpc.v1.common_pb2 import ROLE_DECODE
 
 MEMBERSHIP = Membership(
@@ -54,3 +54,11 @@ def test_the_table_fits_a_narrow_terminal() -> None:
     text = capture.get()
     for part in ("decode-0", "draining", "127.0.0.1:40001", "40002", "40003", "4242", "desired: 1 prefill, 2 decode"):
         assert part in text
+
+
+def test_a_worker_that_is_starting_has_a_row() -> None:
+    starting = Member(worker_id="decode-1", role=ROLE_DECODE, state=MEMBER_STATE_STARTING)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(membership_table(Membership(version=1, members=[starting])))
+    assert [line.split() for line in capture.get().splitlines() if "decode-1" in line] == [["decode-1", "starting"]]
