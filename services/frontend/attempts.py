@@ -34,7 +34,7 @@ from pdserve.core.attempt_state import (
     State,
     advance,
 )
-from pdserve.core.errors import ErrorCode, Fault, PdserveError, internal_error
+from pdserve.core.errors import ErrorCode, PdserveError, internal_error
 from pdserve.core.events import PromptLogprobs, Stage, StageReport, Token
 from pdserve.core.ids import AttemptKey
 from pdserve.rpc.v1 import session_pb2 as pb
@@ -43,10 +43,9 @@ from services.frontend.choices import Choice
 from services.frontend.dispatcher import Dispatchable, Dispatcher
 from services.frontend.groups import Group
 from services.frontend.orders import write_orders
+from services.frontend.retry_budget import RetryBudget
 from services.frontend.waiting import Place
 from services.frontend.workers import Worker
-
-_LONGEST_BACKOFF_S = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -109,10 +108,9 @@ class Attempts:
         self._loop = asyncio.get_running_loop()
         self._state: State[Worker] = Dispatching()
         self._key = AttemptKey(group.group, 0)
-        self._failures = failures
+        self._budget = RetryBudget(context.config, failures)
         self._place: Place[Dispatchable] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._capacity_until_s = 0.0
         self._prefill_error: PdserveError | None = None
         self._cancel_reason: pb.CancelReason.ValueType = pb.CANCEL_REASON_SUPERSEDED
         self._stopped_by_string = False
@@ -200,8 +198,7 @@ class Attempts:
             return
         if isinstance(state, Prefilling) and worker is state.prefill:
             worker.succeeded()
-        # Whatever failed before, the attempts make progress.
-        self._capacity_until_s = 0.0
+        self._budget.progressed()
         now_s = self._loop.time()
         metrics = self._context.metrics
         metrics.tokens_accepted()
@@ -281,14 +278,7 @@ class Attempts:
         worker.on_failed(self._key, error)
 
     def _may_retry(self, error: PdserveError) -> bool:
-        if not error.spec.retryable:
-            return False
-        now_s = self._loop.time()
-        if error.spec.fault is Fault.CAPACITY:
-            # Being refused is no failure; it is bounded by time.
-            self._capacity_until_s = self._capacity_until_s or now_s + self._context.config.wait_s
-            return now_s < self._capacity_until_s
-        return self._failures + 1 < self._context.config.max_attempts
+        return self._budget.allows(error, self._loop.time())
 
     def _apply(self, event: Event[Worker]) -> None:
         before = self._state
@@ -319,12 +309,8 @@ class Attempts:
                 self._owner.on_failed(error)
 
     def _schedule_retry(self, error: PdserveError) -> None:
-        config = self._context.config
         self._cause = error
-        backoff_s = 0.0
-        if error.spec.fault is not Fault.CAPACITY:
-            backoff_s = min(config.retry_backoff_s * 2**self._failures, _LONGEST_BACKOFF_S)
-            self._failures += 1
+        backoff_s = self._budget.spend(error)
         live = self.live
         if len(live) > 1 and any(choice.output_ids for choice in live):
             self._split(live, backoff_s)
@@ -339,7 +325,7 @@ class Attempts:
                 [choice],
                 self._context,
                 self._owner,
-                failures=self._failures,
+                failures=self._budget.failures,
                 avoided=frozenset(self.avoided),
                 cause=self._cause,
             )
@@ -361,9 +347,7 @@ class Attempts:
         if place is None:
             return
         self._place = place
-        now_s = self._loop.time()
-        self._capacity_until_s = self._capacity_until_s or now_s + self._context.config.wait_s
-        self._timer = self._loop.call_later(max(self._capacity_until_s - now_s, 0), self._refuse)
+        self._timer = self._loop.call_later(self._budget.room_wait_s(self._loop.time()), self._refuse)
 
     def _refuse(self) -> None:
         """Waited for a worker in vain."""
