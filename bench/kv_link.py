@@ -22,6 +22,7 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.host_pool import HostKVPool
 from pdserve.engine.work import Progress
 from pdserve.rpc.v1 import session_pb2
+from pdserve.runtime.allocator import keep_freed_memory
 from pdserve.wire.attempts import attempt_to_proto, prompt_parts
 from pdserve.wire.convert import ticket_to_proto
 from pdserve.wire.session_client import WorkerSession
@@ -177,6 +178,7 @@ async def push_rate(address: str, bytes_total: int) -> float:
 
 def main(arguments: list[str]) -> int:
     """Start a receiver, push to it, and print the rate."""
+    keep_freed_memory()  # as a prefill worker does
     with receiver() as address:
         print(asyncio.run(push_rate(address, int(arguments[0]))))
     return 0

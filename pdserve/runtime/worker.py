@@ -22,6 +22,7 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.work import Command, Progress, StepOutcome
 from pdserve.rpc.v1 import admin_pb2_grpc, session_pb2, session_pb2_grpc
 from pdserve.runtime.admin import AdminService
+from pdserve.runtime.allocator import keep_freed_memory
 from pdserve.runtime.attempts import Admission, AttemptTable, Held
 from pdserve.runtime.engine_thread import EngineState, EngineThread
 from pdserve.runtime.engines import engine_factory
@@ -98,6 +99,7 @@ class Worker(ABC):
         Raises:
             StartupError: a port is taken.
         """
+        keep_freed_memory()
         config = self.settings.worker
         sessions = GrpcServer()
         sessions.add(SESSION_SERVICE, session_pb2_grpc.add_SessionServiceServicer_to_server, self.sessions)
