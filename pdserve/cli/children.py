@@ -59,6 +59,11 @@ class Child:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._started.returncode
+
     async def wait(self) -> int:
         """Until it has ended. Returns: its exit status, negative for a signal."""
         return await self._started.wait()
@@ -96,7 +101,7 @@ class Child:
             log.seek(self._log_start)
             return log.read().decode(errors="replace").splitlines()
 
-    def last_lines(self, count: int = 15) -> str:
+    def last_lines(self, count: int) -> str:
         """The end of its log."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-count:])
 

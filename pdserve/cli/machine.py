@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import httpx
 
@@ -24,14 +24,15 @@ from pdserve.wire.cluster_client import ClusterClient
 from pdserve.wire.server import format_address
 
 Say: TypeAlias = Callable[[str], None]
+T = TypeVar("T")
 
 _HEAD_S = 60.0
 _FRONTEND_S = 60.0
 _POLL_S = 0.1
 _PORTS = (20_000, 32_000)
-# A process that ends so often within this time is not started again.
-_MAX_RESTARTS = 5
-_RESTARTS_WITHIN_S = 60.0
+# So many ends are cured, and forgotten when everything has run for a while.
+_MAX_ENDS = 5
+_CALM_S = 60.0
 _SHUTDOWN_S = 1.0
 # The frontend's has room for telling the streams that are left.
 _GRACE_S: Mapping[str, float] = {"frontend": 5.0, "controller": 7.0, "ray": 5.0}
@@ -77,36 +78,44 @@ class Machine:
         """Until every worker is ready and the frontend serves.
 
         Raises:
-            StartupError: a process or a worker has failed; with the end of its log.
+            StartupError: a process or a worker has failed.
         """
+        begun_s = time.monotonic()
         self._frontend = self._service("frontend", self._frontend_assignments())
         await self._frontend.start()
-        await self._start_cluster(say)
+        await self._start_cluster()
+        if self._head is not None:
+            late = f"Ray did not start within {_HEAD_S:g} s: see {self._head.log_path}"
+            await self._unless_failed(self._wait_for_head(self._head), _HEAD_S, late)
+            say(f"Ray runs at {self._address} ({time.monotonic() - begun_s:.1f} s)")
         await self._wait_for_workers(say)
         await self._wait_for_frontend()
 
     async def supervise(self, say: Say) -> None:
-        """Start again what ends by itself, for ever.
+        """Start again, for ever, what ends by itself: Ray's head, the controller, the frontend.
+
+        The controller is nothing without its head, and is started again after it. Whatever else ends meanwhile is started
+        again, too; each end counts until nothing has ended for a while.
 
         Raises:
-            StartupError: one of them keeps ending.
+            StartupError: one of them keeps ending, or a new head's cluster does not come to serve.
         """
-        ends: list[float] = []
+        ends, calm_since_s = 0, time.monotonic()
         while True:
-            ended = await self._wait_for_end()
-            now_s = time.monotonic()
-            ends = [end_s for end_s in ends if now_s - end_s < _RESTARTS_WITHIN_S] + [now_s]
-            if len(ends) > _MAX_RESTARTS:
-                raise StartupError(f"{ended.name} keeps ending; the end of {ended.log_path}:\n{ended.last_lines()}")
-            say(f"{ended.name} has ended and is started again; its log: {ended.log_path}")
-            if ended is self._head:
-                # Nothing of the old cluster can be reached any more; the controller places its workers anew.
-                await self._stop_child(self._controller)
-                await self._stop_child(self._head)
-                await self._start_cluster(say)
-            else:
-                await self._stop_child(ended)
-                await ended.start()
+            ended: Child | None = await self._wait_for_end()
+            if time.monotonic() - calm_since_s > _CALM_S:
+                ends = 0
+            lost_head = False
+            while ended is not None:
+                ends += 1
+                if ends > _MAX_ENDS:
+                    end = await asyncio.to_thread(_end_of, ended)
+                    raise StartupError(f"{ended.name} keeps ending, last {end}")
+                say(f"{ended.name} has ended and is started again; its log: {ended.log_path}")
+                lost_head |= ended is self._head
+                await self._start_again(ended)
+                ended = await self._end_before_serving(say) if lost_head else None
+            calm_since_s = time.monotonic()
 
     async def stop(self) -> None:
         """End everything, in order, within seconds; nothing is left behind."""
@@ -120,18 +129,41 @@ class Machine:
             if child is not None:
                 child.kill()
 
-    async def _start_cluster(self, say: Say) -> None:
-        begun_s = time.monotonic()
+    async def _start_cluster(self) -> None:
         if self._owns_ray:
             self._head = await self._start_head()
         # It imports what it needs while the head starts, and then waits for it.
         assignments = [f"cluster.address={self._address}", "cluster.keep_workers=false"]
         self._controller = self._service("controller", assignments)
         await self._controller.start()
-        if self._head is not None:
-            late = f"Ray did not start within {_HEAD_S:g} s: see {self._head.log_path}"
-            await self._unless_failed(self._wait_for_head(self._head), _HEAD_S, late)
-            say(f"Ray runs at {self._address} ({time.monotonic() - begun_s:.1f} s)")
+
+    async def _start_again(self, ended: Child) -> None:
+        if ended is self._head:
+            # Nothing of the old cluster can be reached any more; the controller places its workers anew.
+            await self._stop_child(self._controller)
+            await self._stop_child(self._head)
+            await self._start_cluster()
+        else:
+            await self._stop_child(ended)
+            await ended.start()
+
+    async def _end_before_serving(self, say: Say) -> Child | None:
+        """Until a new head's cluster serves. Returns: what has ended before that.
+
+        Raises:
+            StartupError: nothing has ended, and yet it does not serve.
+        """
+        begun_s = time.monotonic()
+
+        async def serve() -> None:
+            # The frontend may not know yet that the old workers are gone; the new controller knows none of them.
+            await self._watch_workers(say, enough=1)
+            await self._poll_ready()
+            say(f"{self.url} serves again after {time.monotonic() - begun_s:.1f} s")
+
+        within_s = 2 * self._settings.cluster.start_s
+        late = f"{self.url} does not serve again after {within_s:g} s: see the logs in {self.run_dir}"
+        return await _first([serve(), self._wait_for_end()], within_s, late)
 
     async def _start_head(self) -> Child:
         token = self.run_dir / "token"
@@ -147,8 +179,7 @@ class Machine:
 
     async def _wait_for_head(self, head: Child) -> None:
         if not await head.read_line():
-            await head.wait()
-            raise StartupError(f"Ray did not start; the end of {head.log_path}:\n{head.last_lines()}")
+            await self._raise_at_end()
 
     async def _wait_for_workers(self, say: Say) -> None:
         # To be placed, and to load.
@@ -157,35 +188,36 @@ class Machine:
             f"not every worker was ready after {within_s:g} s: has the cluster nodes with free resources `prefill` and "
             f"`decode`, and GPUs where they are wanted? The controller's log: {self.run_dir / 'controller.log'}"
         )
+        await self._unless_failed(self._watch_workers(say, self._num_workers), within_s, late)
+
+    async def _watch_workers(self, say: Say, enough: int) -> None:
+        """Tell of each worker's progress until so many are ready."""
+        known: dict[str, str] = {}
         client = ClusterClient(self._controller_address)
         try:
-            await self._unless_failed(self._watch_workers(client, say), within_s, late)
+            async for membership in client.watch():
+                for line in _news(membership, known):
+                    say(line)
+                if sum(member.state == MEMBER_STATE_READY for member in membership.members) >= enough:
+                    return
         finally:
             await client.close()
 
-    async def _watch_workers(self, client: ClusterClient, say: Say) -> None:
-        known: dict[str, str] = {}
-        async for membership in client.watch():
-            for line in _news(membership, known):
-                say(line)
-            if sum(member.state == MEMBER_STATE_READY for member in membership.members) >= self._num_workers:
-                return
-
     async def _wait_for_frontend(self) -> None:
-        async def poll() -> None:
-            async with httpx.AsyncClient(trust_env=False) as client:
-                while True:
-                    try:
-                        if (await client.get(f"{self.url}/ready")).is_success:
-                            return
-                    except httpx.HTTPError:
-                        # It does not listen yet.
-                        pass
-                    await asyncio.sleep(_POLL_S)
+        late = f"{self.url}/ready stays not ready: see the logs in {self.run_dir}"
+        await self._unless_failed(self._poll_ready(), _FRONTEND_S, late)
 
-        await self._unless_failed(
-            poll(), _FRONTEND_S, f"{self.url}/ready stays not ready: see the logs in {self.run_dir}"
-        )
+    async def _poll_ready(self) -> None:
+        """Until the frontend has a prefill and a decode worker."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                try:
+                    if (await client.get(f"{self.url}/ready")).is_success:
+                        return
+                except httpx.HTTPError:
+                    # It does not listen yet.
+                    pass
+                await asyncio.sleep(_POLL_S)
 
     async def _unless_failed(self, work: Awaitable[None], within_s: float, late: str) -> None:
         """Wait for `work`, or raise StartupError as soon as a process has ended or the controller reports a failure.
@@ -193,23 +225,11 @@ class Machine:
         Args:
             late: what to say when `work` takes longer than `within_s`.
         """
-        tasks = [asyncio.ensure_future(work)]
-        tasks += [asyncio.create_task(self._raise_at_end()), asyncio.create_task(self._raise_at_report())]
-        try:
-            done, _ = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                raise StartupError(late)
-            for task in tasks:
-                if task.done():
-                    await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await _first([self._raise_at_end(), self._raise_at_report(), work], within_s, late)
 
     async def _raise_at_end(self) -> None:
         ended = await self._wait_for_end()
-        raise StartupError(f"{ended.name} has ended; the end of {ended.log_path}:\n{ended.last_lines()}")
+        raise StartupError(f"{ended.name} has ended {await asyncio.to_thread(_end_of, ended)}")
 
     async def _raise_at_report(self) -> None:
         assert self._controller is not None
@@ -259,6 +279,36 @@ class Machine:
 
     def _child(self, name: str, command: Sequence[str]) -> Child:
         return Child(name, command, self._env, self.run_dir / f"{name}.log")
+
+
+async def _first(works: Sequence[Awaitable[T]], within_s: float, late: str) -> T:
+    """What the first of them to end has returned or raised; the others are cancelled. The earlier one, if several have.
+
+    Raises:
+        StartupError: with `late` as its message, none has ended by then.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise StartupError(late)
+        return await next(task for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end_of(child: Child) -> str:
+    """How it has ended, in a line."""
+    last = child.last_lines(1)
+    try:
+        entry = json.loads(last)
+    except ValueError:
+        entry = None
+    words = entry.get("message") if isinstance(entry, dict) else last
+    said = f" ({words})" if words else ""
+    return f"with status {child.status}{said}; its log: {child.log_path}"
 
 
 def _news(membership: Membership, known: dict[str, str]) -> list[str]:

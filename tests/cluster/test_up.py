@@ -33,8 +33,8 @@ def test_what_ends_by_itself_is_started_again_and_ctrl_c_leaves_nothing(up: Up) 
     first = up.epochs()
     assert set(first) == {"prefill-0", "decode-0"}
 
-    whole = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url)
-    streamed = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url, "--stream")
+    whole = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url, "--no-stream")
+    streamed = pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url)
     assert whole.returncode == streamed.returncode == 0, whole.stderr + streamed.stderr
     assert whole.stdout.strip()
 
@@ -62,6 +62,22 @@ def test_what_ends_by_itself_is_started_again_and_ctrl_c_leaves_nothing(up: Up) 
     assert up.popen.wait(DEADLINE_S) == 0
     assert [p for p in family if is_alive(p.pid)] == []
     assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("up", [("--no-demo",)], indirect=True)
+def test_processes_that_end_while_the_head_comes_back_come_back_too(up: Up) -> None:
+    up.wait_ready()
+    first = up.epochs()
+    os.kill(up.pid_of("pdserve.cluster.head"), signal.SIGKILL)
+    wait_until(lambda: "ray has ended and is started again" in up.output, "the head's end is told")
+    os.kill(up.pid_of("services.frontend"), signal.SIGKILL)
+    wait_until(lambda: "frontend has ended and is started again" in up.output, "the frontend's end is told")
+    os.kill(up.pid_of("services.controller"), signal.SIGKILL)
+    wait_until(lambda: f"{up.url} serves again" in up.output, "the cluster is back", START_S)
+    assert pdserve("generate", "Hello", "--max-tokens", "5", "--url", up.url).returncode == 0
+    wait_until(lambda: set(up.epochs()) == set(first), "every worker is back", START_S)
+    assert not first.items() & up.epochs().items()
+    assert up.popen.poll() is None
 
 
 def test_it_shows_an_answer_before_it_says_ready(up: Up) -> None:
