@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tests.manual_frontend import Link, ManualFrontend, wait_until
 
 # Everything runs on one loop here, so whoever is dead is not a matter of milliseconds.
 SESSIONS = {"pulse_s": 0.05, "ticket_wait_s": 0.1}
+# Beyond those that tests choose by themselves.
+_SEEDS = count(1000)
 
 
 def scripted_settings(**slices: dict[str, Any]) -> Settings:
@@ -65,6 +68,11 @@ def used_blocks(worker: Worker) -> int:
 def prompt_of(num_tokens: int, seed: int = 0) -> list[int]:
     """A prompt that differs from those of other seeds from its first token on."""
     return np.random.default_rng(seed).integers(1000, 2000, num_tokens).tolist()
+
+
+def new_prompt(num_tokens: int = 40) -> list[int]:
+    """A prompt that no other test has had: nothing of it is in a cache."""
+    return prompt_of(num_tokens, seed=next(_SEEDS))
 
 
 def answer_to(prompt: Sequence[int], params: SamplingParams) -> list[int]:

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from itertools import count
 
 import psutil
 import pytest
@@ -13,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.bare_client import Leaving, bare_client
 from tests.http_cluster import HttpCluster, http_cluster
 from tests.scripted_words import right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,11 +36,6 @@ LATE_CHOICES = 16
 LATE_TOKENS = 300
 # The least that one token's event takes, with usage in it.
 EVENT_BYTES = 300
-SEEDS = count(1)
-
-
-def new_prompt(tokens: int = 8) -> list[int]:
-    return prompt_of(tokens, seed=next(SEEDS))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -83,7 +77,7 @@ def since(before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str],
 
 async def answer_others(cluster: HttpCluster, number: int) -> None:
     """So many streams at once, all of which read; each answer must be right."""
-    prompts = [new_prompt() for _ in range(number)]
+    prompts = [new_prompt(8) for _ in range(number)]
     streams = await asyncio.gather(*(cluster.streamed(prompt, TOKENS) for prompt in prompts))
     for prompt, stream in zip(prompts, streams, strict=True):
         assert (stream.error, stream.is_done, stream.text) == (None, True, right_answer(prompt, TOKENS))
@@ -114,7 +108,7 @@ async def test_one_of_64_that_never_reads_costs_no_memory_and_ends_by_its_deadli
     peak_bytes = memory_bytes
     options = {"continuous_usage_stats": True, "include_usage": True}
     body = {
-        "prompt": new_prompt(),
+        "prompt": new_prompt(8),
         "max_tokens": STALLED_TOKENS,
         "n": STALLED_CHOICES,
         "stream": True,
@@ -141,7 +135,7 @@ async def test_one_of_64_that_never_reads_costs_no_memory_and_ends_by_its_deadli
 async def test_one_that_reads_late_but_in_time_gets_all_of_its_text(cluster: HttpCluster) -> None:
     interrupted = await interruptions(cluster)
     accepted = await cluster.metric("pdserve_tokens_out_total")
-    prompt = new_prompt()
+    prompt = new_prompt(8)
     body = {"prompt": prompt, "max_tokens": LATE_TOKENS, "n": LATE_CHOICES, "stream": True}
     async with bare_client(cluster.port, body, receive_buffer_bytes=4096) as client:
         await asyncio.gather(
@@ -156,7 +150,7 @@ async def test_one_that_reads_late_but_in_time_gets_all_of_its_text(cluster: Htt
 
 
 async def the_client_leaves(cluster: HttpCluster) -> None:
-    body = {"prompt": new_prompt(), "max_tokens": LONG_ANSWER_TOKENS, "stream": True}
+    body = {"prompt": new_prompt(8), "max_tokens": LONG_ANSWER_TOKENS, "stream": True}
     async with bare_client(cluster.port, body) as client:
         await client.read_tokens(2)
         client.leave(Leaving.CLOSE)
@@ -164,7 +158,7 @@ async def the_client_leaves(cluster: HttpCluster) -> None:
 
 async def the_decode_worker_is_lost(cluster: HttpCluster) -> None:
     (decode,) = cluster.decodes
-    async with cluster.stream(new_prompt(), LONG_ANSWER_TOKENS) as stream:
+    async with cluster.stream(new_prompt(8), LONG_ANSWER_TOKENS) as stream:
         await stream.read(2)
         decode.kill(signal.SIGKILL)
         await stream.finish()
@@ -180,7 +174,7 @@ async def no_first_token_comes(cluster: HttpCluster) -> None:
 
 async def no_next_token_comes(cluster: HttpCluster) -> None:
     (decode,) = cluster.decodes
-    async with cluster.stream(new_prompt(), LONG_ANSWER_TOKENS) as stream:
+    async with cluster.stream(new_prompt(8), LONG_ANSWER_TOKENS) as stream:
         await stream.read(2)
         # Not for so long that the worker counts as lost.
         decode.kill(signal.SIGSTOP)
@@ -222,6 +216,6 @@ async def test_each_cause_of_interruption_moves_exactly_one_counter_by_one(
 
 async def test_an_answer_that_failed_before_its_first_byte_is_no_interrupted_stream(cluster: HttpCluster) -> None:
     interrupted = await interruptions(cluster)
-    status, _, _ = await cluster.post({"prompt": new_prompt(), "stream": True, "n": 0})
+    status, _, _ = await cluster.post({"prompt": new_prompt(8), "stream": True, "n": 0})
     assert status == 400
     assert await interruptions(cluster) == interrupted

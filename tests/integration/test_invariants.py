@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tests.bad_requests import BAD_REQUESTS, BadRequest
 from tests.bare_client import Leaving, bare_client
 from tests.http_cluster import HttpCluster, http_cluster
 from tests.scripted_words import right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,11 +31,6 @@ FRONTEND_GROWTH_BYTES = 64 << 20
 SLOW_PREFILL = {"engine": {"num_blocks": 1024, "scripted": {"prefill_token_s": 0.01}}}
 SLOW_DECODE = {"engine": {"num_blocks": 1024, "scripted": {"step_s": 0.1}}}
 SHORT_WAITS = {"max_waiting": 2, "wait_s": 1.0, "ttft_timeout_s": 2.0}
-SEEDS = count(1)
-
-
-def new_prompt(tokens: int = 40) -> list[int]:
-    return prompt_of(tokens, seed=next(SEEDS))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

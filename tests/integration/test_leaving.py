@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 
 import pytest
 import pytest_asyncio
@@ -12,7 +11,7 @@ from pdserve.core.events import Role
 from tests.bare_client import BareClient, Leaving, bare_client
 from tests.http_cluster import HttpCluster, Stream, http_cluster
 from tests.scripted_words import right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 from tests.worker_processes import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,7 +27,6 @@ SMALL_DECODE = {"engine": {"num_blocks": DECODE_BLOCKS, "scripted": {"step_s": 0
 LONG_ANSWER_TOKENS = DECODE_BLOCKS * BLOCK_TOKENS - CHUNK_TOKENS
 # Far less than what any of the requests would take.
 EMPTY_WITHIN_S = 8.0
-SEEDS = count(1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +40,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Htt
 async def cluster(running: HttpCluster) -> AsyncIterator[HttpCluster]:
     yield running
     await running.settled()
-    prompt = prompt_of(5, seed=next(SEEDS))
+    prompt = new_prompt(5)
     assert await running.complete(prompt, 3) == right_answer(prompt, 3)
     await running.settled()
 
@@ -61,7 +59,7 @@ class Setting:
 
 
 def request(stream: bool, prompt_tokens: int, max_tokens: int) -> dict[str, object]:
-    return {"prompt": prompt_of(prompt_tokens, seed=next(SEEDS)), "max_tokens": max_tokens, "stream": stream}
+    return {"prompt": new_prompt(prompt_tokens), "max_tokens": max_tokens, "stream": stream}
 
 
 async def states(cluster: HttpCluster) -> tuple[set[str], set[str]]:
@@ -97,7 +95,7 @@ async def queued_at_the_frontend(cluster: HttpCluster, stream: bool) -> AsyncIte
 
 @asynccontextmanager
 async def queued_at_prefill(cluster: HttpCluster, stream: bool) -> AsyncIterator[Setting]:
-    occupying = prompt_of(CHUNK_TOKENS, seed=next(SEEDS))
+    occupying = new_prompt(CHUNK_TOKENS)
     async with cluster.stream(occupying, LONG_ANSWER_TOKENS) as occupant:
         await occupant.read(1)
         await wait_states(cluster, set(), {"Running"})

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import AsyncIterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.bare_client import Leaving, bare_client
 from tests.http_cluster import HttpCluster, Stream, http_cluster
 from tests.nginx import nginx, require_nginx
 from tests.scripted_words import MODEL, right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +26,6 @@ SHORT_READ_TIMEOUT = {"proxy_read_timeout 3660s;": "proxy_read_timeout 1s;"}
 BUFFERING = {"proxy_buffering off;": "proxy_buffering on;", "proxy_http_version 1.1;": "proxy_http_version 1.0;"}
 DEAF = BUFFERING | {"proxy_buffering off;": "proxy_buffering on; proxy_ignore_headers X-Accel-Buffering;"}
 TOKENS = 3
-SEEDS = count(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,10 +48,6 @@ async def silent(_nginx_is_there: None, tmp_path_factory: pytest.TempPathFactory
         yield cluster
 
 
-def new_prompt() -> list[int]:
-    return prompt_of(8, seed=next(SEEDS))
-
-
 def streamed_body(prompt: list[int], tokens: int = TOKENS) -> dict[str, object]:
     return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
 
@@ -65,7 +59,7 @@ async def completed(cluster: HttpCluster) -> int:
 async def test_with_heartbeats_below_the_read_timeout_a_stream_lives_through_silence(
     beating: HttpCluster, tmp_path: Path
 ) -> None:
-    prompt = new_prompt()
+    prompt = new_prompt(8)
     async with (
         nginx(tmp_path / "nginx", beating.port, SHORT_READ_TIMEOUT) as url,
         AsyncClient(url) as client,
@@ -76,7 +70,7 @@ async def test_with_heartbeats_below_the_read_timeout_a_stream_lives_through_sil
 
 
 async def test_without_them_it_is_cut_and_the_client_library_says_so(silent: HttpCluster, tmp_path: Path) -> None:
-    prompt, interrupted = new_prompt(), await silent.metric("pdserve_stream_interrupted_total", cause="client")
+    prompt, interrupted = new_prompt(8), await silent.metric("pdserve_stream_interrupted_total", cause="client")
     async with nginx(tmp_path / "nginx", silent.port, SHORT_READ_TIMEOUT) as url, AsyncClient(url) as client:
         with pytest.raises(TruncatedStream) as caught:
             async with client.stream_completion(prompt, max_tokens=TOKENS, temperature=0, model=MODEL) as stream:
@@ -91,7 +85,7 @@ async def test_without_them_it_is_cut_and_the_client_library_says_so(silent: Htt
 @pytest.mark.parametrize("changes", [{}, BUFFERING], ids=["as shipped", "buffering"])
 async def test_events_come_one_by_one(silent: HttpCluster, changes: dict[str, str], tmp_path: Path) -> None:
     """As shipped, and from a location that buffers, because streams ask for it (X-Accel-Buffering: no)."""
-    prompt, before = new_prompt(), await completed(silent)
+    prompt, before = new_prompt(8), await completed(silent)
     async with (
         nginx(tmp_path / "nginx", silent.port, changes) as url,
         silent.http.post(url + "/v1/completions", json=streamed_body(prompt)) as response,
@@ -109,7 +103,7 @@ async def test_events_come_one_by_one(silent: HttpCluster, changes: dict[str, st
 
 async def test_where_that_wish_is_ignored_events_come_late(silent: HttpCluster, tmp_path: Path) -> None:
     """What the shipped configuration is there for."""
-    prompt, before = new_prompt(), await completed(silent)
+    prompt, before = new_prompt(8), await completed(silent)
     async with (
         nginx(tmp_path / "nginx", silent.port, DEAF) as url,
         silent.http.post(url + "/v1/completions", json=streamed_body(prompt)) as response,
@@ -135,7 +129,7 @@ async def test_a_client_that_leaves_is_gone_behind_nginx_too(
     async def gone() -> bool:
         return await silent.outcomes() == before | {"client_gone": before.get("client_gone", 0) + 1}
 
-    body = streamed_body(new_prompt(), 50) | {"stream": streamed}
+    body = streamed_body(new_prompt(8), 50) | {"stream": streamed}
     async with (
         nginx(tmp_path / "nginx", silent.port, {}) as url,
         bare_client(int(url.rpartition(":")[2]), body) as client,

@@ -1,20 +1,18 @@
 """A frontend that is told to stop: first not ready, then refusing, then telling, then gone."""
 
 import signal
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.http_cluster import HttpCluster, http_cluster
 from tests.scripted_words import right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 
 DECODE = {"engine": {"num_blocks": 1024, "scripted": {"step_s": 0.05}}}
 FRONTEND = {"balancer_wait_s": 3.0, "shutdown_s": 3.0}
 SHORT_TOKENS = 80
 LONG_TOKENS = 1000
-SEEDS = count(1)
 
 
 async def ready_status(cluster: HttpCluster) -> int:
@@ -24,7 +22,7 @@ async def ready_status(cluster: HttpCluster) -> int:
 
 @pytest.mark.asyncio
 async def test_a_stopping_frontend_is_left_by_balancers_before_it_refuses_anybody(tmp_path: Path) -> None:
-    short, late, long = (prompt_of(8, seed=next(SEEDS)) for _ in range(3))
+    short, late, long = (new_prompt(8) for _ in range(3))
     async with (
         http_cluster(tmp_path, [{}], [DECODE], FRONTEND) as cluster,
         cluster.stream(short, SHORT_TOKENS) as ends,

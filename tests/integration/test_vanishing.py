@@ -1,7 +1,6 @@
 """A client whose machine vanishes without a FIN: TCP's own timers say so, and both engines are free."""
 
 from collections.abc import AsyncIterator, Iterator
-from itertools import count
 
 import pytest
 import pytest_asyncio
@@ -10,7 +9,7 @@ from tests.bare_client import bare_client
 from tests.far_machine import FarMachine, far_machine
 from tests.http_cluster import HttpCluster, http_cluster
 from tests.scripted_words import right_answer
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -21,7 +20,6 @@ LONG_ANSWER_TOKENS = 3000
 VANISHED_TIMEOUT_S = 2.0
 # Kernel timers have their own grain; the other deadlines (30 s and more) are far away.
 NOTICED_S = 12.0
-SEEDS = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ async def test_a_client_that_vanishes_is_gone_by_the_timeout_of_tcp(
     before = await cluster.outcomes()
     interrupted = await cluster.metric("pdserve_stream_interrupted_total", cause="client")
     prompt_tokens = LONG_PROMPT_TOKENS if phase == "prefill" else 16
-    body = {"prompt": prompt_of(prompt_tokens, seed=next(SEEDS)), "max_tokens": LONG_ANSWER_TOKENS, "stream": stream}
+    body = {"prompt": new_prompt(prompt_tokens), "max_tokens": LONG_ANSWER_TOKENS, "stream": stream}
     worker = cluster.prefills[0] if phase == "prefill" else cluster.decodes[0]
 
     async def running() -> bool:
@@ -68,5 +66,5 @@ async def test_a_client_that_vanishes_is_gone_by_the_timeout_of_tcp(
     await cluster.settled()
     has_begun = stream and phase == "decode"
     assert await cluster.metric("pdserve_stream_interrupted_total", cause="client") == interrupted + has_begun
-    prompt = prompt_of(5, seed=next(SEEDS))
+    prompt = new_prompt(5)
     assert await cluster.complete(prompt, 3) == right_answer(prompt, 3)

@@ -4,7 +4,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.scripted import scripted_answer
 from tests.http_cluster import DEAD_AFTER_S, HttpCluster, Stream, http_cluster
 from tests.scripted_words import right_answer, words
-from tests.worker_pair import prompt_of
+from tests.worker_pair import new_prompt
 from tests.worker_processes import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,11 +26,6 @@ STORM = 50
 PREFILL = {"engine": {"num_blocks": 1024, "scripted": {"prefill_token_s": 0.001}}}
 DECODE = {"engine": {"num_blocks": 1024}}
 LONG_PROMPT_TOKENS = 1600
-SEEDS = count(1)
-
-
-def new_prompt(tokens: int = 40) -> list[int]:
-    return prompt_of(tokens, seed=next(SEEDS))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
