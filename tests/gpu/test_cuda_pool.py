@@ -4,21 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from pdserve.core.geometry import KVGeometry
 from pdserve.engine.cuda_pool import CudaKVPool
 from pdserve.engine.host_pool import HostKVPool
+from tests.geometries import geometry
 
 pytestmark = pytest.mark.gpu
-GEOMETRY = KVGeometry(
-    model_fingerprint="f",
-    adapter="",
-    dtype="bfloat16",
-    codec="raw",
-    num_layers=3,
-    num_kv_heads=2,
-    head_dim=64,
-    block_size=256,
-)
+GEOMETRY = geometry(dtype="bfloat16", num_layers=3, num_kv_heads=2, head_dim=64, block_size=256)
 BLOCKS = [3, 0, 2]
 
 

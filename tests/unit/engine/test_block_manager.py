@@ -12,17 +12,9 @@ from pdserve.core.geometry import KVGeometry
 from pdserve.engine.block_manager import BlockManager
 from pdserve.engine.prefix_cache import chain_digests, next_digest, root_digest
 from tests.calls import count_calls
+from tests.geometries import geometry
 
-GEOMETRY = KVGeometry(
-    model_fingerprint="f",
-    adapter="",
-    dtype="float32",
-    codec="raw",
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=8,
-    block_size=4,
-)
+GEOMETRY = geometry()
 
 
 def digests(*names: str) -> list[bytes]:

@@ -28,13 +28,14 @@ from pdserve.engine.settings import SchedulerSettings
 from pdserve.engine.work import SequenceSlice
 from tests.batches import serve
 from tests.flash_kernel import plain_varlen_attn
+from tests.geometries import geometry
 from tests.steps import sample_spec
 from tests.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 SCRATCH = 99
 VOCAB = 7
-GEOMETRY = KVGeometry("f", "", "float32", "raw", num_layers=2, num_kv_heads=2, head_dim=8, block_size=256)
+GEOMETRY = geometry(num_layers=2, num_kv_heads=2, block_size=256)
 
 
 @dataclass

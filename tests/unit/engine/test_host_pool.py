@@ -5,20 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.core.geometry import KVGeometry
 from pdserve.engine.host_pool import HostKVPool
 from pdserve.engine.interfaces import Bytes
+from tests.geometries import geometry
 
-GEOMETRY = KVGeometry(
-    model_fingerprint="f",
-    adapter="",
-    dtype="bfloat16",
-    codec="raw",
-    num_layers=3,
-    num_kv_heads=2,
-    head_dim=4,
-    block_size=4,
-)
+GEOMETRY = geometry(dtype="bfloat16", num_layers=3, num_kv_heads=2, head_dim=4)
 NUM_BLOCKS = 7
 TOKEN_BYTES = GEOMETRY.head_dim * GEOMETRY.itemsize_bytes
 

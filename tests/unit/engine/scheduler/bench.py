@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pdserve.core.events import Token, TokenLogprobs
-from pdserve.core.geometry import KVGeometry
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_manager import BlockManager
@@ -23,18 +22,10 @@ from pdserve.engine.work import (
     StepOutcome,
     StepPlan,
 )
+from tests.geometries import geometry
 
 BLOCK_SIZE = 4
-GEOMETRY = KVGeometry(
-    model_fingerprint="f",
-    adapter="",
-    dtype="float32",
-    codec="raw",
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=8,
-    block_size=BLOCK_SIZE,
-)
+GEOMETRY = geometry(block_size=BLOCK_SIZE)
 
 
 def key(counter: int, attempt: int = 1) -> AttemptKey:
