@@ -5,8 +5,9 @@ import socket
 
 import psutil
 
-from pdserve.config import Settings
+from pdserve.config import EngineConfig, Settings
 from pdserve.core.errors import StartupError
+from pdserve.engine.scripted import SCRIPTED_GEOMETRY
 from pdserve.model_folder import DEFAULT_MODEL, check_folder, model_path
 
 # A process with torch, and one without; what Ray's own processes take.
@@ -52,9 +53,10 @@ def check_memory(settings: Settings, available_bytes: int | None = None) -> None
     workers = settings.cluster.prefill + settings.cluster.decode
     needed = _RAY_BYTES + workers * worker_bytes(settings)
     if needed > available:
+        cache = "engine.kv_memory_bytes" if settings.engine.num_blocks is None else "engine.num_blocks"
         raise StartupError(
-            f"too little memory: {workers} workers need about {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are "
-            "free: use fewer workers, or smaller caches with --set engine.kv_memory_bytes=…"
+            f"too little memory: {workers} workers need about {needed / 2**30:,.1f} GiB and {available / 2**30:,.1f} GiB are "
+            f"free: use fewer workers, or smaller caches with --set {cache}=…"
         )
 
 
@@ -62,10 +64,16 @@ def worker_bytes(settings: Settings) -> int:
     """About what one worker takes: its process, its weights, its cache."""
     engine = settings.engine
     if engine.kind == "scripted":
-        return _PLAIN_BYTES + engine.kv_memory_bytes
-    if engine.device == "cuda":
-        return _TORCH_BYTES + _weights_bytes(settings.model.path)
-    return _TORCH_BYTES + _weights_bytes(settings.model.path) + engine.kv_memory_bytes
+        return _PLAIN_BYTES + _pool_bytes(engine)
+    process_bytes = _TORCH_BYTES + _weights_bytes(settings.model.path)
+    return process_bytes if engine.device == "cuda" else process_bytes + _pool_bytes(engine)
+
+
+def _pool_bytes(engine: EngineConfig) -> int:
+    if engine.num_blocks is None:
+        return engine.kv_memory_bytes
+    # How large a real model's blocks are is known when it is loaded: its worker refuses what cannot be.
+    return engine.num_blocks * SCRIPTED_GEOMETRY.block_bytes if engine.kind == "scripted" else 0
 
 
 def _weights_bytes(path: str) -> int:

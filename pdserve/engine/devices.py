@@ -13,6 +13,7 @@ from pdserve.engine.cuda_pool import SCRATCH_BLOCKS, CudaKVPool
 from pdserve.engine.host_pool import HostKVPool
 from pdserve.engine.interfaces import KVPool
 from pdserve.engine.model_loading import DTYPES
+from pdserve.engine.pool_memory import Memory
 
 
 class DevicePool(KVPool, Protocol):
@@ -62,18 +63,18 @@ def blocks_within(device: torch.device, geometry: KVGeometry, kv_cache_bytes: in
 
 def open_memory(device: torch.device, geometry: KVGeometry, num_blocks: int, num_heads: int) -> PagedMemory:
     """Allocates the pool. Raises StartupError if the memory is not there."""
-    try:
-        if device.type == "cuda":
-            cuda_pool = CudaKVPool(geometry, num_blocks, device)
-            backend = cuda.choose_backend(cuda_pool.cache, num_heads)
-            return PagedMemory(cuda_pool, backend, cuda_pool.scratch_block)
+    if device.type != "cuda":
         host_pool = HostKVPool(geometry, num_blocks)
         return PagedMemory(host_pool, cpu.CpuBackend(host_cache(host_pool)))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        size = num_blocks * geometry.block_bytes
-        raise StartupError(
-            f"no memory for a KV cache of {size / 2**30:.1f} GiB: lower engine.kv_memory_bytes"
-        ) from error
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    memory = Memory("the GPU", total_bytes, free_bytes)
+    memory.check(geometry, num_blocks)
+    try:
+        cuda_pool = CudaKVPool(geometry, num_blocks, device)
+        backend = cuda.choose_backend(cuda_pool.cache, num_heads)
+    except torch.OutOfMemoryError as error:
+        raise memory.refusal(geometry, num_blocks) from error
+    return PagedMemory(cuda_pool, backend, cuda_pool.scratch_block)
 
 
 def finish_step(device: torch.device) -> None:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from pdserve.core.geometry import KVGeometry
 from pdserve.engine.interfaces import Bytes
+from pdserve.engine.pool_memory import Memory
 
 
 class HostKVPool:
@@ -16,17 +17,22 @@ class HostKVPool:
         memory: [layers, 2 (key, value), blocks, kv_heads, block_size, head_dim * itemsize] uint8. Each head's block is
             contiguous, so attention reads whole blocks in a row, and a token range of whole blocks is a gather of
             such rows that is already in canonical order.
+    Raises:
+        StartupError: this machine has no memory for it.
     """
 
     def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self._token_bytes = geometry.head_dim * geometry.itemsize_bytes
-        # Zeros, for masked attention reads what no one wrote; the system gives such pages when they are first touched.
-        self.memory: Bytes = np.zeros(
-            (geometry.num_layers, 2, num_blocks, geometry.num_kv_heads, geometry.block_size, self._token_bytes),
-            np.uint8,
-        )
+        shape = (geometry.num_layers, 2, num_blocks, geometry.num_kv_heads, geometry.block_size, self._token_bytes)
+        memory = Memory.of_host()
+        memory.check(geometry, num_blocks)
+        try:
+            # Zeros, for masked attention reads what no one wrote; the system gives such pages when they are first touched.
+            self.memory: Bytes = np.zeros(shape, np.uint8)
+        except MemoryError as error:
+            raise memory.refusal(geometry, num_blocks) from error
         self._rows = self.memory.reshape(-1, geometry.block_size * self._token_bytes)
 
     def read(self, block_ids: Sequence[int], tokens: range, layers: range) -> Bytes:

@@ -129,7 +129,8 @@ def decide(
 def _failure(worker: WorkerView, limits: Limits) -> str:
     """Why a worker has to be killed; "" if it doesn't."""
     match worker.phase:
-        case Phase.BROKEN:
+        # It ends by itself and says why. A kill would be the reason that is told, so it waits until that is overdue.
+        case Phase.BROKEN if worker.phase_s > limits.silent_s:
             return "its engine broke"
         case Phase.STUCK:
             return "its engine is stuck"

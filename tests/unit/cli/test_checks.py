@@ -53,6 +53,14 @@ def test_a_scripted_worker_needs_no_weights() -> None:
     assert worker_bytes(scripted) < worker_bytes(settings_of(engine={"kv_memory_bytes": 1 << 20}))
 
 
+def test_a_number_of_blocks_counts_instead_of_bytes() -> None:
+    few = settings_of(engine={"kind": "scripted", "num_blocks": 64})
+    check_memory(few, GIB)
+    absurd = settings_of(engine={"kind": "scripted", "num_blocks": 10**12})
+    with pytest.raises(StartupError, match=r"need about 3,8\d\d,\d+\.\d GiB and 1\.0 GiB .* engine\.num_blocks="):
+        check_memory(absurd, GIB)
+
+
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="does not exist"):
         check_model(str(tmp_path / "none"))

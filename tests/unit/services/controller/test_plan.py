@@ -34,7 +34,7 @@ def test_what_runs_as_it_should_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("worker", "reason"),
     [
-        (WorkerView(D0, Phase.BROKEN), "its engine broke"),
+        (WorkerView(D0, Phase.BROKEN, phase_s=5.1), "its engine broke"),
         (WorkerView(D0, Phase.STUCK), "its engine is stuck"),
         (
             WorkerView(D0, Phase.PLACING, phase_s=61),
@@ -51,6 +51,10 @@ def test_what_has_failed_is_killed_before_its_slot_is_filled_again(worker: Worke
     if worker.phase is not Phase.STOPPING:
         assert plan(0, 1, worker) == [Kill(D0, reason)]
     assert plan(0, 1) == [Start(D0)]
+
+
+def test_a_worker_that_broke_has_time_to_say_why() -> None:
+    assert plan(0, 1, WorkerView(D0, Phase.BROKEN, phase_s=4.9)) == []
 
 
 def test_a_slot_that_keeps_failing_rests_and_no_other_takes_its_place() -> None:
