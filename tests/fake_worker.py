@@ -104,12 +104,25 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
     async def expect(self, kind: str, count: int = 1, timeout_s: float = 5.0) -> session_pb2.Command:
         """The `count`-th command of this kind, once it has come."""
         async with asyncio.timeout(timeout_s):
-            while len(found := [command for command in self.commands if command.HasField(kind)]) < count:  # type: ignore[arg-type]
+            while len(found := self.taken(kind)) < count:
                 self._came.clear()
                 await self._came.wait()
         return found[count - 1]
 
+    def taken(self, kind: str) -> list[session_pb2.Command]:
+        """The commands of this kind that have come, in order."""
+        return [command for command in self.commands if command.HasField(kind)]  # type: ignore[arg-type]
+
     # What a script says.
+
+    def on_run(self, script: "Callable[[FakeWorker, session_pb2.Attempt], None]") -> None:
+        """Call the script with each attempt that is to be run here."""
+
+        def on_command(worker: FakeWorker, command: session_pb2.Command) -> None:
+            if command.HasField("run"):
+                script(worker, command.run.attempt)
+
+        self.on_command = on_command
 
     def send(self, event: session_pb2.Event) -> None:
         self._events.put_nowait(event)

@@ -118,17 +118,14 @@ def answer_with(
 ) -> None:
     """Script both workers: each attempt is answered with what is left of `ids` after the tokens that it replays."""
 
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if not command.HasField("run"):
-            return
-        attempt = command.run.attempt
+    def answer(worker: FakeWorker, attempt: session_pb2.Attempt) -> None:
         rest = list(ids[attempt.total_tokens - attempt.prompt_tokens :])
         for sibling in attempt.siblings:
             worker.tokens(attempt, rest[:1], sibling=sibling, finish=finish if len(rest) == 1 else None)
             if len(rest) > 1:
                 decode.tokens(attempt, rest, sibling=sibling, finish=finish)
 
-    prefill.on_command = on_run
+    prefill.on_run(answer)
 
 
 def pair() -> tuple[FakeWorker, FakeWorker]:

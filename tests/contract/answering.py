@@ -37,10 +37,7 @@ def answering(
     """
     prefill, decode = pair()
 
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if not command.HasField("run"):
-            return
-        attempt = command.run.attempt
+    def answer(worker: FakeWorker, attempt: session_pb2.Attempt) -> None:
         key = AttemptKey(GroupId(worker.instance, attempt.group), attempt.attempt)
         asked = attempt.sampling.top_logprobs if attempt.sampling.HasField("top_logprobs") else None
         rest = ids[: attempt.sampling.max_tokens]
@@ -65,5 +62,5 @@ def answering(
                 score(worker, attempt)
                 worker.step(tokens[:1])
 
-    prefill.on_command = on_run
+    prefill.on_run(answer)
     return prefill, decode

@@ -99,18 +99,17 @@ async def test_a_prefill_worker_lost_before_its_last_word_is_replaced_though_dec
     lost, decode = pair()
     spare = FakeWorker(Role.PREFILL, "prefill-1")
 
-    def half(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            attempt = command.run.attempt
-            if attempt.attempt == 1:
-                scored_part(worker, attempt, range(1, 3))
-                decode.tokens(attempt, IDS)
-                worker.fail(attempt, ErrorCode.engine_failed)
-                return
-            decode.tokens(attempt, IDS, finish=FinishReason.LENGTH)
-            scored_part(worker, attempt, range(1, attempt.prompt_tokens))
+    def half(worker: FakeWorker, attempt: session_pb2.Attempt) -> None:
+        if attempt.attempt == 1:
+            scored_part(worker, attempt, range(1, 3))
+            decode.tokens(attempt, IDS)
+            worker.fail(attempt, ErrorCode.engine_failed)
+            return
+        decode.tokens(attempt, IDS, finish=FinishReason.LENGTH)
+        scored_part(worker, attempt, range(1, attempt.prompt_tokens))
 
-    lost.on_command = spare.on_command = half
+    lost.on_run(half)
+    spare.on_run(half)
     async with frontend_with(lost, spare, decode) as stack:
         status, body = await stack.post("/v1/completions", ECHO | {"logprobs": 2})
         assert status == 200, body
@@ -126,12 +125,7 @@ async def test_a_prefill_worker_lost_before_its_last_word_is_replaced_though_dec
 @pytest.mark.asyncio
 async def test_a_gap_in_a_prompts_logprobs_is_a_broken_protocol() -> None:
     prefill, decode = pair()
-
-    def skip(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            scored_part(worker, command.run.attempt, range(2, 4))
-
-    prefill.on_command = skip
+    prefill.on_run(lambda worker, attempt: scored_part(worker, attempt, range(2, 4)))
     async with frontend_with(prefill, decode, max_attempts=1) as stack:
         status, body = await stack.post("/v1/completions", ECHO | {"logprobs": 2})
         assert (status, body["error"]["code"]) == (500, "protocol_violation")

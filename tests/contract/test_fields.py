@@ -23,7 +23,7 @@ STOP_ID = 2
 
 async def told(stack: Stack, prefill: FakeWorker, path: str, body: dict[str, Any]) -> session_pb2.Attempt:
     """What the prefill worker was told of a request that succeeded."""
-    before = sum(command.HasField("run") for command in prefill.commands)
+    before = len(prefill.taken("run"))
     status, answer = await stack.post(path, body)
     assert status == 200, answer
     attempt: session_pb2.Attempt = (await prefill.expect("run", before + 1)).run.attempt
@@ -264,7 +264,7 @@ async def test_who_is_more_urgent_goes_first_when_a_worker_comes() -> None:
             await until(lambda place=place: len(line) == place + 1)
         prefill.state = session_pb2.WORKER_STATE_READY
         assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 4
-        runs = [command.run.attempt for command in prefill.commands if command.HasField("run")]
+        runs = [command.run.attempt for command in prefill.taken("run")]
         assert [prefill.prompts[run.group, run.attempt] for run in runs] == [[13], [11], [10], [12]]
 
 

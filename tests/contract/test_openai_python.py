@@ -9,7 +9,6 @@ from openai import AsyncOpenAI, OpenAI
 
 from pdserve.core.errors import ErrorCode
 from pdserve.core.events import FinishReason
-from pdserve.rpc.v1 import session_pb2
 from tests.contract.answering import answering
 from tests.fake_worker import MODEL, FakeWorker
 from tests.frontend_stack import Stack, frontend_with, ids_of, pair
@@ -128,12 +127,7 @@ async def test_raw_responses_and_request_ids() -> None:
 @pytest.mark.asyncio
 async def test_errors_have_their_types() -> None:
     prefill, decode = pair()
-
-    def refuse(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            worker.fail(command.run.attempt, ErrorCode.invalid_request)
-
-    prefill.on_command = refuse
+    prefill.on_run(lambda worker, attempt: worker.fail(attempt, ErrorCode.invalid_request))
     async with (
         frontend_with(prefill, decode, max_body_bytes=2000, ttft_timeout_s=5) as stack,
         client_of(stack) as client,
@@ -179,12 +173,7 @@ async def test_no_capacity_and_timeouts_are_server_errors() -> None:
 @pytest.mark.asyncio
 async def test_a_stream_that_breaks_raises() -> None:
     prefill, decode = pair()
-
-    def begin(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            decode.tokens(command.run.attempt, ids_of("The quick"))
-
-    prefill.on_command = begin
+    prefill.on_run(lambda worker, attempt: decode.tokens(attempt, ids_of("The quick")))
     async with frontend_with(prefill, decode, idle_timeout_s=0.3) as stack, client_of(stack) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         text = ""

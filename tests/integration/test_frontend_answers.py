@@ -84,12 +84,7 @@ async def test_a_request_for_one_token_reserves_nothing() -> None:
 @pytest.mark.asyncio
 async def test_an_answer_that_ends_with_its_first_token_gives_the_reservation_back() -> None:
     prefill, decode = pair()
-
-    def on_run(worker: object, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            prefill.tokens(command.run.attempt, ids_of(TEXT)[:1], finish=FinishReason.STOP)
-
-    prefill.on_command = on_run
+    prefill.on_run(lambda worker, attempt: worker.tokens(attempt, ids_of(TEXT)[:1], finish=FinishReason.STOP))
     async with frontend_with(prefill, decode) as stack:
         status, body = await stack.post("/v1/completions", {"prompt": "hello"})
         assert status == 200
@@ -116,13 +111,11 @@ async def test_a_stop_string_ends_the_answer_here_and_cancels_it_there() -> None
 async def test_a_stop_string_of_one_sibling_cancels_only_that_one() -> None:
     prefill, decode = pair()
 
-    def on_run(worker: object, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            attempt = command.run.attempt
-            decode.tokens(attempt, ids_of("a STOP b"), sibling=0)
-            decode.tokens(attempt, ids_of("fine"), sibling=1, finish=FinishReason.LENGTH)
+    def answer(worker: FakeWorker, attempt: session_pb2.Attempt) -> None:
+        decode.tokens(attempt, ids_of("a STOP b"), sibling=0)
+        decode.tokens(attempt, ids_of("fine"), sibling=1, finish=FinishReason.LENGTH)
 
-    prefill.on_command = on_run
+    prefill.on_run(answer)
     async with frontend_with(prefill, decode) as stack:
         body = {"prompt": "hello", "max_tokens": 50, "n": 2, "stop": "STOP"}
         _, response = await stack.post("/v1/completions", body)
@@ -164,13 +157,12 @@ async def test_cached_tokens_and_timings_come_from_stage_reports() -> None:
 async def test_what_comes_with_the_last_token_still_counts() -> None:
     prefill, decode = pair()
 
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            key = AttemptKey(GroupId(worker.instance, command.run.attempt.group), 1)
-            token = Token(key, 0, command.run.attempt.total_tokens, ids_of("x")[0], FinishReason.LENGTH)
-            worker.step([token], [StageReport(key, Stage.PREFILL, 0.1, cached_tokens=1)])
+    def answer(worker: FakeWorker, attempt: session_pb2.Attempt) -> None:
+        key = AttemptKey(GroupId(worker.instance, attempt.group), 1)
+        token = Token(key, 0, attempt.total_tokens, ids_of("x")[0], FinishReason.LENGTH)
+        worker.step([token], [StageReport(key, Stage.PREFILL, 0.1, cached_tokens=1)])
 
-    prefill.on_command = on_run
+    prefill.on_run(answer)
     async with frontend_with(prefill, decode) as stack:
         _, body = await stack.post("/v1/completions", {"prompt": "hello", "max_tokens": 1})
         assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
 
 import grpc.aio
 import pytest
@@ -25,11 +27,17 @@ class FakeController(cluster_pb2_grpc.ClusterServiceServicer):
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -64,28 +72,25 @@ class FakeController(cluster_pb2_grpc.ClusterServiceServicer):
 
 @pytest.mark.asyncio
 async def test_workers_come_and_go_with_the_membership_and_stay_when_the_controller_dies() -> None:
-    controller, (prefill, decode), other = FakeController(), pair(), FakeWorker(Role.DECODE, "decode-1")
-    await controller.start()
-    try:
-        async with (
-            running(prefill, decode, other),
-            frontend_with(wait_ready=False, controller=controller.address) as stack,
-        ):
-            names = lambda: {worker.name for worker in stack.frontend.membership if worker.ready}  # noqa: E731
-            await controller.publish(prefill, decode)
-            await until(lambda: names() == {"prefill-0", "decode-0"})
-            await controller.publish(prefill, other)
-            await until(lambda: names() == {"prefill-0", "decode-1"})
-            answer_with(prefill, other, IDS, FinishReason.LENGTH)
+    (prefill, decode), other = pair(), FakeWorker(Role.DECODE, "decode-1")
+    async with (
+        FakeController() as controller,
+        running(prefill, decode, other),
+        frontend_with(wait_ready=False, controller=controller.address) as stack,
+    ):
+        names = lambda: {worker.name for worker in stack.frontend.membership if worker.ready}  # noqa: E731
+        await controller.publish(prefill, decode)
+        await until(lambda: names() == {"prefill-0", "decode-0"})
+        await controller.publish(prefill, other)
+        await until(lambda: names() == {"prefill-0", "decode-1"})
+        answer_with(prefill, other, IDS, FinishReason.LENGTH)
 
-            await controller.stop()
-            status, body = await stack.post("/v1/completions", PROMPT)
-            assert status == 200
-            assert body["usage"]["completion_tokens"] == len(IDS)
-            assert names() == {"prefill-0", "decode-1"}
-            stack.assert_idle()
-    finally:
         await controller.stop()
+        status, body = await stack.post("/v1/completions", PROMPT)
+        assert status == 200
+        assert body["usage"]["completion_tokens"] == len(IDS)
+        assert names() == {"prefill-0", "decode-1"}
+        stack.assert_idle()
 
 
 @pytest.mark.asyncio
@@ -98,9 +103,7 @@ async def test_a_frontend_that_cannot_follow_the_membership_any_more_ends(
         monkeypatch.undo()
         raise ZeroDivisionError("a defect")
 
-    controller = FakeController()
-    await controller.start()
-    try:
+    async with FakeController() as controller:
         async with frontend_with(wait_ready=False, controller=controller.address) as stack:
             monkeypatch.setattr(stack.frontend.membership, "set_members", fail)
             await controller.publish()
@@ -108,8 +111,6 @@ async def test_a_frontend_that_cannot_follow_the_membership_any_more_ends(
                 with pytest.raises(ZeroDivisionError):
                     await stack.frontend.serve(asyncio.Event())
         assert "the frontend broke" in caplog.text
-    finally:
-        await controller.stop()
 
 
 @pytest.mark.asyncio
@@ -125,21 +126,18 @@ async def test_a_frontend_serves_until_it_is_told_to_stop() -> None:
 
 @pytest.mark.asyncio
 async def test_what_a_worker_carries_when_it_is_no_member_any_more_goes_elsewhere() -> None:
-    controller, (prefill, decode), other = FakeController(), pair(), FakeWorker(Role.DECODE, "decode-1")
-    await controller.start()
-    try:
-        async with (
-            running(prefill, decode, other),
-            frontend_with(wait_ready=False, controller=controller.address) as stack,
-        ):
-            await controller.publish(prefill, decode)
-            await until(lambda: sum(worker.ready for worker in stack.frontend.membership) == 2)
-            request = asyncio.create_task(stack.post("/v1/completions", PROMPT))
-            await decode.expect("reserve")
-            answer_with(prefill, other, IDS, FinishReason.LENGTH)
-            await controller.publish(prefill, other)
-            status, body = await request
-            assert status == 200
-            assert body["choices"][0]["text"] == "The quick brown fox"
-    finally:
-        await controller.stop()
+    (prefill, decode), other = pair(), FakeWorker(Role.DECODE, "decode-1")
+    async with (
+        FakeController() as controller,
+        running(prefill, decode, other),
+        frontend_with(wait_ready=False, controller=controller.address) as stack,
+    ):
+        await controller.publish(prefill, decode)
+        await until(lambda: sum(worker.ready for worker in stack.frontend.membership) == 2)
+        request = asyncio.create_task(stack.post("/v1/completions", PROMPT))
+        await decode.expect("reserve")
+        answer_with(prefill, other, IDS, FinishReason.LENGTH)
+        await controller.publish(prefill, other)
+        status, body = await request
+        assert status == 200
+        assert body["choices"][0]["text"] == "The quick brown fox"

@@ -23,6 +23,11 @@ def chat(stack: Stack, **fields: object) -> "asyncio.Task[list[str]]":
     return asyncio.create_task(stack.stream("/v1/chat/completions", CHAT | fields))
 
 
+def chosen_first(run: session_pb2.Run, decode: FakeWorker, other: FakeWorker) -> tuple[FakeWorker, FakeWorker]:
+    """The decode worker that this attempt was given, and the other."""
+    return (decode, other) if run.decode_address == f"{decode.worker_id}:1" else (other, decode)
+
+
 @pytest.mark.asyncio
 async def test_a_request_that_cannot_be_sent_fails_alone_and_costs_no_session(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -82,7 +87,7 @@ async def test_a_decode_worker_that_runs_overrules_the_loss_of_prefill() -> None
         await decode.expect("cancel")
         decode.tokens(attempt, IDS, finish=FinishReason.LENGTH)
         assert texts(await request) == TEXT
-        assert len([command for command in decode.commands if command.HasField("reserve")]) == 1
+        assert len(decode.taken("reserve")) == 1
 
 
 @pytest.mark.asyncio
@@ -93,7 +98,7 @@ async def test_a_decode_worker_lost_in_mid_stream_is_replaced_and_no_text_repeat
         request = chat(stack)
         run = (await prefill.expect("run")).run
         prefill.tokens(run.attempt, IDS[:1])
-        first, second = (decode, other) if run.decode_address == "decode-0:1" else (other, decode)
+        first, second = chosen_first(run, decode, other)
         first.tokens(run.attempt, IDS[:5])
         await until(lambda: stack.accepted() == 5)
         answer_with(prefill, second, IDS)
@@ -120,7 +125,7 @@ async def test_siblings_that_have_begun_are_replayed_one_by_one() -> None:
         request = asyncio.create_task(stack.post("/v1/completions", {"prompt": "hello", "n": 3, "max_tokens": 50}))
         run = (await prefill.expect("run")).run
         assert list(run.attempt.siblings) == [0, 1, 2]
-        first, second = (decode, other) if run.decode_address == "decode-0:1" else (other, decode)
+        first, second = chosen_first(run, decode, other)
         first.tokens(run.attempt, IDS, sibling=1, finish=FinishReason.LENGTH)
         first.tokens(run.attempt, IDS[:2], sibling=2)
         await until(lambda: stack.accepted() == len(IDS) + 2)
@@ -141,16 +146,11 @@ async def test_siblings_that_have_begun_are_replayed_one_by_one() -> None:
 @pytest.mark.asyncio
 async def test_attempts_are_bounded_and_the_error_has_its_own_status() -> None:
     prefill, decode = pair()
-
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            decode.fail(command.run.attempt, ErrorCode.transfer_failed)
-
-    prefill.on_command = on_run
+    prefill.on_run(lambda worker, attempt: decode.fail(attempt, ErrorCode.transfer_failed))
     async with frontend_with(prefill, decode, max_attempts=2, retry_backoff_s=0.001) as stack:
         status, body = await stack.post("/v1/chat/completions", CHAT)
         assert (status, body["error"]["code"]) == (503, "transfer_failed")
-        assert len([command for command in prefill.commands if command.HasField("run")]) == 2
+        assert len(prefill.taken("run")) == 2
         await until(lambda: not prefill.held)
         stack.assert_idle()
 
@@ -176,18 +176,17 @@ async def test_a_failure_after_the_first_byte_is_told_in_band_and_the_stream_has
 @pytest.mark.asyncio
 async def test_what_is_the_clients_fault_is_not_tried_again() -> None:
     prefill, decode = pair()
+    prefill.on_run(lambda worker, attempt: worker.fail(attempt, ErrorCode.context_length_exceeded))
 
-    def on_run(worker: FakeWorker, command: session_pb2.Command) -> None:
-        if command.HasField("run"):
-            prefill.fail(command.run.attempt, ErrorCode.context_length_exceeded)
+    def on_cancel(worker: FakeWorker, command: session_pb2.Command) -> None:
         if command.HasField("cancel"):
-            decode.fail(command.cancel, ErrorCode.cancelled)  # type: ignore[arg-type]
+            worker.fail(command.cancel, ErrorCode.cancelled)  # type: ignore[arg-type]
 
-    prefill.on_command = decode.on_command = on_run
+    decode.on_command = on_cancel
     async with frontend_with(prefill, decode) as stack:
         status, body = await stack.post("/v1/chat/completions", CHAT)
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-        assert len([command for command in prefill.commands if command.HasField("run")]) == 1
+        assert len(prefill.taken("run")) == 1
         stack.assert_idle()
 
 
@@ -198,11 +197,11 @@ async def test_refused_by_one_the_request_goes_to_the_second_at_once() -> None:
     async with frontend_with(prefill, decode, other, max_attempts=1) as stack:
         request = chat(stack)
         run = (await prefill.expect("run")).run
-        first, second = (decode, other) if run.decode_address == "decode-0:1" else (other, decode)
+        first, second = chosen_first(run, decode, other)
         answer_with(prefill, second, IDS)
         first.fail(run.attempt, ErrorCode.queue_full)
         assert texts(await request) == TEXT
-        assert len([command for command in first.commands if command.HasField("reserve")]) == 1
+        assert len(first.taken("reserve")) == 1
 
 
 @pytest.mark.asyncio
@@ -293,7 +292,7 @@ async def test_a_silent_worker_counts_as_lost() -> None:
     async with frontend_with(prefill, decode, other) as stack:
         request = chat(stack)
         run = (await prefill.expect("run")).run
-        first, second = (decode, other) if run.decode_address == "decode-0:1" else (other, decode)
+        first, second = chosen_first(run, decode, other)
         answer_with(prefill, second, IDS)
         first.pulses = False
         assert texts(await request) == TEXT

@@ -1,7 +1,8 @@
 """The frontend's end of a session, against a real gRPC server."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -50,11 +51,24 @@ class Heard:
         self.lost.append(error)
 
 
-def session(worker: FakeWorker, heard: Heard, role: Role | None = Role.DECODE, **config: float) -> WorkerSession:
-    settings = CONFIG.model_copy(update=config)
-    opened = WorkerSession(worker.address, INSTANCE, role, settings, heard, jitter=lambda: 0.0)
+def open_session(address: str, heard: Heard, role: Role | None = Role.DECODE, **config: float) -> WorkerSession:
+    opened = WorkerSession(address, INSTANCE, role, CONFIG.model_copy(update=config), heard, jitter=lambda: 0.0)
     opened.start()
     return opened
+
+
+@asynccontextmanager
+async def session(**config: float) -> AsyncIterator[tuple[FakeWorker, Heard, WorkerSession]]:
+    """A decode worker, and a session to it that stands."""
+    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
+    async with running(worker):
+        opened = open_session(worker.address, heard, **config)
+        try:
+            await until(lambda: opened.connected)
+            yield worker, heard, opened
+        finally:
+            await opened.close()
+        assert not opened.connected
 
 
 def cancel(group: int) -> pb.Command:
@@ -63,10 +77,7 @@ def cancel(group: int) -> pb.Command:
 
 @pytest.mark.asyncio
 async def test_hello_is_answered_and_messages_go_both_ways_in_order() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
-        await until(lambda: opened.connected)
+    async with session() as (worker, heard, opened):
         opened.send(cancel(group) for group in range(1, 101))
         await worker.expect("cancel", 100)
         assert [command.cancel.group for command in worker.commands] == list(range(1, 101))
@@ -84,26 +95,18 @@ async def test_hello_is_answered_and_messages_go_both_ways_in_order() -> None:
             (AttemptKey(heard.tokens[0].key.group, 2), ErrorCode.engine_failed)
         ]
         assert heard.go_aways == [1.5]
-        await opened.close()
-        assert not opened.connected
 
 
 @pytest.mark.asyncio
 async def test_an_idle_session_pulses() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
+    async with session() as (worker, heard, opened):
         await until(lambda: worker.pulses_heard >= 3 and heard.pulses >= 3)
         assert not opened.quiet
-        await opened.close()
 
 
 @pytest.mark.asyncio
 async def test_a_silent_worker_is_quiet_then_dead_and_is_tried_again() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
-        await until(lambda: opened.connected)
+    async with session() as (worker, heard, opened):
         worker.pulses = False
         await until(lambda: opened.quiet)
         assert opened.connected
@@ -112,7 +115,6 @@ async def test_a_silent_worker_is_quiet_then_dead_and_is_tried_again() -> None:
         assert heard.lost[0].code is ErrorCode.worker_lost
         assert "silent" in heard.lost[0].message
         await until(lambda: len(heard.welcomes) == 2)
-        await opened.close()
 
 
 @pytest.mark.asyncio
@@ -123,24 +125,17 @@ async def test_a_loss_that_cannot_be_handled_does_not_cost_the_worker_for_ever(
         monkeypatch.undo()
         raise ZeroDivisionError("a defect")
 
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
-        await until(lambda: opened.connected)
+    async with session() as (worker, heard, _):
         monkeypatch.setattr(heard, "on_lost", fail)
         await worker.stop()
         await worker.start(int(worker.address.rpartition(":")[2]))
         await until(lambda: len(heard.welcomes) == 2)
         assert "ZeroDivisionError: a defect" in caplog.text
-        await opened.close()
 
 
 @pytest.mark.asyncio
 async def test_a_worker_that_dies_is_lost_at_once_and_found_again_at_its_address() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
-        await until(lambda: opened.connected)
+    async with session() as (worker, heard, opened):
         await worker.stop()
         await until(lambda: bool(heard.lost))
         assert not opened.connected
@@ -150,7 +145,6 @@ async def test_a_worker_that_dies_is_lost_at_once_and_found_again_at_its_address
         await worker.start(int(worker.address.rpartition(":")[2]))
         await until(lambda: opened.connected)
         assert len(heard.welcomes) == 2
-        await opened.close()
 
 
 @pytest.mark.asyncio
@@ -160,7 +154,7 @@ async def test_a_worker_that_dies_is_lost_at_once_and_found_again_at_its_address
 async def test_a_worker_is_taken_only_for_what_it_is(role: Role | None, code: ErrorCode | None) -> None:
     worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
     async with running(worker):
-        opened = session(worker, heard, role)
+        opened = open_session(worker.address, heard, role)
         await until(lambda: bool(heard.welcomes or heard.lost))
         assert [error.code for error in heard.lost] == ([code] if code else [])
         await opened.close()
@@ -168,34 +162,25 @@ async def test_a_worker_is_taken_only_for_what_it_is(role: Role | None, code: Er
 
 @pytest.mark.asyncio
 async def test_an_end_is_a_loss_with_the_workers_own_error() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard)
-        await until(lambda: opened.connected)
+    async with session() as (worker, heard, _):
         worker.send(pb.Event(end=pb.End(error={"code": "draining", "message": "moving out"})))  # type: ignore[arg-type]
         await until(lambda: bool(heard.lost))
         assert heard.lost[0].code is ErrorCode.draining
-        await opened.close()
 
 
 @pytest.mark.asyncio
 async def test_commands_that_nobody_takes_are_bounded_in_bytes() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    async with running(worker):
-        opened = session(worker, heard, pending_bytes=100_000)
-        await until(lambda: opened.connected)
+    async with session(pending_bytes=100_000) as (_, heard, opened):
         part = pb.Command(prompt_part=pb.PromptPart(group=1, attempt=1, token_ids=range(30_000)))
         opened.send([part] * 3)
         await until(lambda: bool(heard.lost))
         assert "does not take" in heard.lost[0].message
-        await opened.close()
 
 
 @pytest.mark.asyncio
 async def test_closing_a_session_that_never_stood_is_immediate() -> None:
-    worker, heard = FakeWorker(Role.DECODE, "decode-0"), Heard()
-    worker.address = "127.0.0.1:9"
-    opened = session(worker, heard)
+    heard = Heard()
+    opened = open_session("127.0.0.1:9", heard)
     await until(lambda: bool(heard.lost))
     async with asyncio.timeout(3):
         await opened.close()
