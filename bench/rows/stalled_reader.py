@@ -40,11 +40,11 @@ class StalledReader:
 
     async def run(self, cluster: ClusterSource, options: RowOptions) -> RowResult:
         pairs: list[dict[str, Any]] = []
-        async with cluster.scripted(STEP_S) as scripted, open_session() as session, open_session(BUFFER_BYTES) as small:
+        async with cluster.scripted(STEP_S) as scripted, open_session() as session:
             for pair in range(options.pairs + 1):
                 figures = {}
                 for place, stalled in enumerate((True, False) if pair % 2 else (False, True)):
-                    others, extra = await _streams(session, small, scripted.target(), 2 * pair + place, stalled=stalled)
+                    others, extra = await _streams(session, scripted.target(), 2 * pair + place, stalled=stalled)
                     figures["stalled" if stalled else "read"] = _figures(others, extra, stalled=stalled)
                 pairs.append(figures)
         del pairs[0]  # it warms up
@@ -62,12 +62,12 @@ class StalledReader:
 
 
 async def _streams(
-    session: aiohttp.ClientSession, small: aiohttp.ClientSession, target: Target, seed: int, *, stalled: bool
+    session: aiohttp.ClientSession, target: Target, seed: int, *, stalled: bool
 ) -> tuple[list[Sample], Sample]:
     """Run all streams to their end: samples of those that are read in any case, and that of one extra.
 
-    Args:
-        small: a session of small buffers, for the extra stream, whether it is read or not.
+    The extra one has small buffers whether it is read or not, and a connection of its own: Linux may end one that had
+    stalled in an earlier run as soon as it stalls again (TCP_USER_TIMEOUT counts from the first time).
     """
     extra_request, *requests = (
         make_request(target, make_prompt(PROMPT_TOKENS, seed, index), OUTPUT_TOKENS) for index in range(STREAMS)
@@ -75,7 +75,7 @@ async def _streams(
     may_read = asyncio.Event()
     if not stalled:
         may_read.set()
-    async with asyncio.TaskGroup() as group:
+    async with open_session(BUFFER_BYTES) as small, asyncio.TaskGroup() as group:
         extra = group.create_task(stream(small, target, extra_request, may_read=may_read))
         others = [group.create_task(stream(session, target, request)) for request in requests]
         await asyncio.wait(others)

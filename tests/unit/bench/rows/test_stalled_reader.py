@@ -87,7 +87,7 @@ async def test_the_ratio_is_that_with_over_without_in_pairs_of_changing_order(
     gaps_s: Mapping[bool, list[float]] = {True: [9.0, 2.0, 3.0, 4.0], False: [1.0, 2.0, 2.0, 2.0]}
 
     async def streams(
-        session: aiohttp.ClientSession, small: aiohttp.ClientSession, target: Target, seed: int, *, stalled: bool
+        session: aiohttp.ClientSession, target: Target, seed: int, *, stalled: bool
     ) -> tuple[list[Sample], Sample]:
         order.append(stalled)
         gap_s = gaps_s[stalled].pop(0)
