@@ -1,14 +1,15 @@
 """The worker's side of sessions: one stream for each frontend, its pulses and its lease.
 
 A session has one reader and one writer task. Neither is ever under a timeout: deadlines are looked at by the one pulse task
-of the process, which closes a session that is silent, or whose messages nobody takes; a stream that never says Hello is ended
-by a timer of its own. However a session ends, whatever it
-carried is aborted, and a new one of the same frontend is answered only when all of that is gone.
+of the process, which closes a session that is silent, or whose messages nobody takes; a stream that never says Hello is
+ended by a timer of its own. However a session ends, whatever it carried is aborted, and a new one of the same frontend is
+answered only when all of that is gone.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc.aio
@@ -37,7 +38,7 @@ class FrontendSession:
         outbox: what waits to be written.
         prompts: token ids that wait for their Run or Reserve.
         closed: resolves with the reason when the stream is to be left; None is an orderly end.
-        released: set when the session is over and nothing that it carried is held any more.
+        released: set when the session has been left, nothing that it carried is held any more, and it is forgotten.
     """
 
     def __init__(self, instance: int, config: SessionConfig) -> None:
@@ -48,7 +49,7 @@ class FrontendSession:
         self.closed: asyncio.Future[PdserveError | None] = asyncio.get_running_loop().create_future()
         self.released = asyncio.Event()
         self._held: set[AttemptKey] = set()
-        self._left = False
+        self._forget: Callable[[], object] | None = None
 
     @property
     def held(self) -> frozenset[AttemptKey]:
@@ -62,13 +63,14 @@ class FrontendSession:
         self._held.remove(key)
         self._check_released()
 
-    def leave(self) -> None:
-        """The stream has been left, and the session is in no table any more."""
-        self._left = True
+    def leave(self, forget: Callable[[], object]) -> None:
+        """The stream has been left; `forget` is called as soon as nothing that it carried is held any more."""
+        self._forget = forget
         self._check_released()
 
     def _check_released(self) -> None:
-        if self._left and not self._held:
+        if self._forget is not None and not self._held:
+            self._forget()
             self.released.set()
 
     def close(self, error: PdserveError | None) -> None:
@@ -114,7 +116,7 @@ class SessionOwner(Protocol):
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer):
-    """Accepts sessions and keeps the table of them, by frontend instance."""
+    """Accepts sessions and keeps the table of them, by frontend instance, until all that they carried is gone."""
 
     def __init__(self, role: Role, owner: SessionOwner, config: SessionConfig) -> None:
         self.sessions: dict[int, FrontendSession] = {}
@@ -210,8 +212,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer):
             for task in tasks:
                 task.cancel()
             self._owner.abort_session(session)
-            del self.sessions[session.instance]
-            session.leave()
+            session.leave(lambda: self.sessions.pop(session.instance))
             log.info("session closed", extra={"frontend": f"{session.instance:016x}", "reason": str(error or "end")})
         await asyncio.wait(tasks)
 

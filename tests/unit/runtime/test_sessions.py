@@ -70,8 +70,10 @@ async def test_a_session_is_released_when_it_was_left_and_holds_nothing() -> Non
     session.close(None)
     session.let_go(KEY)
     assert not session.released.is_set()
-    session.leave()
+    forgotten: list[FrontendSession] = []
+    session.leave(lambda: forgotten.append(session))
     assert session.released.is_set()
+    assert forgotten == [session]
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -90,4 +92,25 @@ async def test_a_new_hello_waits_until_the_old_session_is_gone(turns: int) -> No
     new = await until_open(service, other_than=old)
     new.close(None)
     await asyncio.gather(*handlers)
+    assert not service.sessions
+
+
+async def test_a_hello_waits_for_what_an_old_session_carried_also_when_its_stream_is_gone() -> None:
+    owner = Owner()
+    service = SessionService(Role.DECODE, owner, SessionConfig())
+    leaving = asyncio.create_task(service.Session(None, Stream([HELLO])))
+    old = await until_open(service)
+    old.hold(KEY)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert owner.aborted == [old]
+    stream = Stream([HELLO])
+    coming = asyncio.create_task(service.Session(None, stream))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not stream.written
+    old.let_go(KEY)
+    new = await until_open(service, other_than=old)
+    new.close(None)
+    await coming
     assert not service.sessions
