@@ -55,9 +55,7 @@ State = Queued[T] | Running[T] | HandingOff[T] | Aborting[T] | Finished
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Decode has its blocks, the first `held_tokens` tokens of them filled."""
-
-    held_tokens: int
+    """Decode has its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +102,7 @@ Event = Ready | FirstTokens | Acknowledged | Cancelled | Broke | TransferFailed 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Give the prompt to the engine, and push from `held_tokens` on as chunks finish."""
-
-    held_tokens: int
+    """Give the prompt to the engine; what it computes goes to the push until the first tokens come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +152,8 @@ def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
         IllegalTransition: the state has no handler for this event.
     """
     match state, event:
-        case Queued(transfer), Ready(held_tokens):
-            return Running(transfer), [Compute(held_tokens)]
+        case Queued(transfer), Ready():
+            return Running(transfer), [Compute()]
         case Queued(transfer), Cancelled():
             return Aborting(transfer, holds_blocks=False), [StopTransfer(transfer, None)]
         case Queued(transfer), Broke(error):
@@ -199,7 +195,7 @@ def advance(state: State[T], event: Event) -> tuple[State[T], list[Effect[T]]]:
         # The transfer was told to stop; however it ends, and whatever it still says, the blocks are free only then.
         case Aborting(_, holds_blocks), TransferStopped() | TransferFailed(_):
             return Finished(), [ReleaseBlocks()] if holds_blocks else []
-        case Aborting(_, _), Ready(_) | Acknowledged() | FirstTokens(_) | Cancelled() | Broke(_):
+        case Aborting(_, _), Ready() | Acknowledged() | FirstTokens(_) | Cancelled() | Broke(_):
             return state, []
 
         case Finished(), Cancelled() | Broke(_):

@@ -33,7 +33,7 @@ class PrefillHeld(Held):
     committed_s: float = 0.0
 
     def on_ready(self, held_tokens: int) -> None:
-        self.table.advance(self, prefill_state.Ready(held_tokens))
+        self.table.advance(self, prefill_state.Ready())
 
     def on_acknowledged(self) -> None:
         self.table.advance(self, prefill_state.Acknowledged())

@@ -186,8 +186,7 @@ class Push:
     async def _write(self, call: PushCall) -> None:
         while self._cursor is None:
             await self._wait()
-        if not self._stopping:
-            self._listener.on_ready(self._cursor.sent_tokens)
+        self._listener.on_ready(self._cursor.sent_tokens)
         while self._first_tokens is None or self._cursor.sent_tokens < self._num_tokens:
             if (part := self._cursor.take()) is not None:
                 await self._write_frames(call, *part)

@@ -36,7 +36,7 @@ PUSH = "push"
 ERROR = PdserveError(ErrorCode.engine_failed, "it broke")
 
 EVENTS: dict[str, Any] = {
-    "ready": Ready(32),
+    "ready": Ready(),
     "first tokens": FirstTokens(all_ended=False),
     "first tokens end all": FirstTokens(all_ended=True),
     "acknowledged": Acknowledged(),
@@ -52,7 +52,7 @@ ABORTING_EMPTY: Any = Aborting(PUSH, holds_blocks=False)
 # For each state, the next one and the effects of each event. What is not there is illegal.
 ROWS: dict[Any, dict[str, Any]] = {
     Queued(PUSH): {
-        "ready": (Running(PUSH), [Compute(32)]),
+        "ready": (Running(PUSH), [Compute()]),
         "cancelled": (ABORTING_EMPTY, [StopTransfer(PUSH, None)]),
         "broke": (ABORTING_EMPTY, [ReportFailure(ERROR), StopTransfer(PUSH, ERROR)]),
         "transfer failed": (Finished(), [ReportFailure(ERROR)]),
@@ -130,7 +130,7 @@ class World:
     def possible(self) -> list[Any]:
         events: list[Any] = [Cancelled(), Broke(ERROR)]
         if self.ready_due and self.pushing:
-            events.append(Ready(0))
+            events.append(Ready())
         if self.computing:
             events += [FirstTokens(all_ended=False), FirstTokens(all_ended=True)]
         if self.committed and self.pushing:
