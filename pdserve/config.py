@@ -19,6 +19,9 @@ ENV_PREFIX = "PDSERVE_"
 # Read where they are used, before or without settings.
 RESERVED_ENV = frozenset({"PDSERVE_CACHE_DIR", "PDSERVE_REQUIRE_ALL", "PDSERVE_SCHEMAS"})
 
+# Of each role, on one cluster.
+MAX_WORKERS = 1024
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -196,8 +199,8 @@ class ClusterConfig(Slice):
     host: str = "127.0.0.1"
     port: Port = 8100
     namespace: str = "pdserve"
-    prefill: int = Field(default=1, ge=0)
-    decode: int = Field(default=1, ge=0)
+    prefill: int = Field(default=1, ge=0, le=MAX_WORKERS)
+    decode: int = Field(default=1, ge=0, le=MAX_WORKERS)
     watch_s: float = Field(default=1.0, gt=0)
     start_s: float = Field(default=300.0, gt=0)
     keep_workers: bool = True

@@ -1,5 +1,6 @@
 """What `pdserve up` makes sure of before it starts anything. Each failure is one line that says what to do."""
 
+import errno
 import os
 import socket
 
@@ -18,13 +19,37 @@ _RAY_BYTES = 500 << 20
 _DEFAULT_WEIGHTS_BYTES = 280 << 20
 
 
-def check_port(host: str, port: int, option: str) -> None:
-    """Raises StartupError if nobody can listen there. `option` is how to choose another port."""
+def check_ports(settings: Settings) -> None:
+    """Raises StartupError if the frontend or the controller could not listen where it is to be reached."""
+    frontend, controller = settings.frontend, settings.cluster
+    if frontend.port == controller.port:
+        message = f"port {frontend.port} cannot be the API's and the controller's, too: choose another one with --port"
+        raise StartupError(message)
+    check_port(frontend.host, frontend.port, "frontend.host", "--port")
+    check_port(controller.host, controller.port, "cluster.host", "--set cluster.port=…")
+
+
+def check_port(host: str, port: int, host_setting: str, option: str) -> None:
+    """
+    Args:
+        host_setting, option: how to choose another host and another port.
+    Raises:
+        StartupError: nobody can listen there, or nobody else could know where.
+    """
+    if port == 0:
+        raise StartupError(f"port 0 is any free one, and nobody would know which: choose one with {option}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        # By itself: create_server makes any error of this one like all others.
+        socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         socket.create_server((host, port), family=family).close()
+    except socket.gaierror as error:
+        problem = f"{host_setting} is {host!r}, which is no address ({error.strerror})"
+        raise StartupError(f"{problem}: give one of this machine's with --set {host_setting}=…") from None
     except OSError as error:
         problem = f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)})"
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise StartupError(f"{problem}: give an address of this machine with --set {host_setting}=…") from None
         raise StartupError(f"{problem}: stop what listens there, or choose another port with {option}") from None
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -23,7 +24,7 @@ from pdserve.client.async_client import AsyncClient
 from pdserve.client.connection import is_loopback
 from pdserve.client.errors import ClientError
 from pdserve.client.policy import Retries
-from pdserve.core.errors import InvalidRequest
+from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
 
 # Ids that any vocabulary has, and that are no special tokens.
 _PROMPT_IDS = range(100, 400)
@@ -71,7 +72,7 @@ async def probe(url: str, load: Load, *, metrics_url: str) -> Run:
     Args:
         metrics_url: where the server shows its histograms; an ingress seldom does.
     Raises:
-        PdserveError: not one token came of the first stream, so there is nothing to measure.
+        PdserveError: not one token came, so there is nothing to show.
     """
     # A failure is a finding here: nothing is tried again.
     async with AsyncClient(url, api_key=load.api_key, retries=Retries(count=0)) as client:
@@ -79,6 +80,9 @@ async def probe(url: str, load: Load, *, metrics_url: str) -> Run:
         before = await _read_histograms(metrics_url)
         samples = await asyncio.gather(*(_measure(client, load) for _ in range(load.streams)))
         after = await _read_histograms(metrics_url)
+    if not any(sample.arrivals for sample in samples):
+        (why, _), *_ = Counter(sample.failure for sample in samples).most_common(1)
+        raise PdserveError(ErrorCode.internal, f"not one token came through {client.url}: {why}")
     ttft = itl = None
     if before is not None and after is not None:
         ttft, itl = (Latency.of_histogram(late.since(early)) for early, late in zip(before, after, strict=True))

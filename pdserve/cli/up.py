@@ -14,7 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from pdserve.cli.checks import check_memory, check_model, check_port, check_roles
+from pdserve.cli.checks import check_memory, check_model, check_ports, check_roles
 from pdserve.cli.generate import ask
 from pdserve.cli.machine import Machine
 from pdserve.config import Settings
@@ -86,8 +86,7 @@ def check(settings: Settings) -> None:
     """Raises StartupError for what would fail later, and less clearly."""
     if not settings.cluster.address:
         check_roles(settings)
-    check_port(settings.frontend.host, settings.frontend.port, "--port")
-    check_port(settings.cluster.host, settings.cluster.port, "--set cluster.port=…")
+    check_ports(settings)
     check_model(settings.model.path)
     if not settings.cluster.address:
         check_memory(settings)

@@ -19,6 +19,7 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from pdserve.cluster.environment import LOOPBACK, RECONNECT_S
+from pdserve.config import MAX_WORKERS
 
 # The least that Ray allows: no data goes through its object store.
 OBJECT_STORE_BYTES = 80 << 20
@@ -31,13 +32,12 @@ class Head(Node):
         """Starts nothing."""
 
 
-def start_head(temp_dir: Path, port: int, slots: int, gpus: int, prestarted: int) -> Node:
+def start_head(temp_dir: Path, port: int, gpus: int, prestarted: int) -> Node:
     """Start Ray's processes, bound to the loopback address.
 
     Args:
         temp_dir: short: Ray adds about 60 characters to it for its sockets, and these must stay under 108.
         port: that the head is reached at.
-        slots: how many prefill workers, and how many decode workers, may be placed.
         gpus: how many GPUs workers may take.
         prestarted: Python processes that wait to become actors, started side by side.
     """
@@ -48,7 +48,7 @@ def start_head(temp_dir: Path, port: int, slots: int, gpus: int, prestarted: int
         "temp_dir": str(temp_dir),
         "num_cpus": prestarted,
         "num_gpus": gpus,
-        "resources": {"prefill": slots, "decode": slots},
+        "resources": {"prefill": MAX_WORKERS, "decode": MAX_WORKERS},
         "object_store_memory": OBJECT_STORE_BYTES,
         "include_dashboard": False,
         "include_log_monitor": False,
@@ -67,13 +67,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m pdserve.cluster.head")
     parser.add_argument("--temp-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--prestarted", type=int, default=3)
     arguments = parser.parse_args()
 
     stop = threading.Event()
-    node = start_head(arguments.temp_dir, arguments.port, arguments.slots, arguments.gpus, arguments.prestarted)
+    node = start_head(arguments.temp_dir, arguments.port, arguments.gpus, arguments.prestarted)
     # Ray has set handlers of its own while it started.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from pdserve.core.errors import StartupError
 from pdserve.core.events import EngineLoad
 from pdserve.engine.engine import Engine
 from pdserve.engine.work import Command, Progress, StepOutcome
@@ -101,8 +102,7 @@ class EngineThread:
         try:
             engine = self._engine_factory()
             if self._core is not None:
-                # 0 is the calling thread alone.
-                os.sched_setaffinity(0, {self._core})
+                _pin(self._core)
             self.state = EngineState.RUNNING
             self.last_step_s = time.monotonic()
             self._loop.call_soon_threadsafe(self._report_built, engine)
@@ -155,6 +155,16 @@ class EngineThread:
             # `on_broken` is told too, so nobody has to look at the future.
             self._built.exception()
         self._on_broken(error)
+
+
+def _pin(core: int) -> None:
+    """Keep the calling thread on one core. Raises StartupError: this process may not use it."""
+    usable = sorted(os.sched_getaffinity(0))
+    if core not in usable:
+        cores = ", ".join(map(str, usable))
+        raise StartupError(f"engine.core is {core}, and this process may use {cores}: set one of these, or none")
+    # 0 is the calling thread alone.
+    os.sched_setaffinity(0, {core})
 
 
 def _has_events(outcome: StepOutcome) -> bool:

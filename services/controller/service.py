@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from pdserve.config import MAX_WORKERS
 from pdserve.core.errors import ErrorCode, PdserveError
 from pdserve.rpc.v1 import cluster_pb2, cluster_pb2_grpc
 from pdserve.wire.convert import role_from_proto
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     import grpc.aio
 
 SERVICE = "pdserve.rpc.v1.ClusterService"
-MAX_WORKERS = 1024
 
 
 class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.checks import check_memory, check_model, check_port, check_roles, worker_bytes
+from pdserve.cli.checks import check_memory, check_model, check_port, check_ports, check_roles, worker_bytes
 from pdserve.config import Settings, load_settings
 from pdserve.core.errors import StartupError
 
@@ -25,19 +25,32 @@ def test_a_cluster_that_could_answer_nothing_is_refused() -> None:
 
 
 def test_a_free_port_passes(unused_tcp_port: int) -> None:
-    check_port("127.0.0.1", unused_tcp_port, "--port")
+    check_port("127.0.0.1", unused_tcp_port, "frontend.host", "--port")
 
 
 def test_a_busy_port_names_the_option_that_chooses_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartupError, match=rf"127.0.0.1:{port} \(Address already in use\): .*--port"):
-            check_port("127.0.0.1", port, "--port")
+            check_port("127.0.0.1", port, "frontend.host", "--port")
 
 
-def test_a_host_that_is_not_here_says_so(unused_tcp_port: int) -> None:
-    with pytest.raises(StartupError, match="Cannot assign requested address"):
-        check_port("192.0.2.77", unused_tcp_port, "--port")
+def test_a_host_that_is_not_here_names_the_setting_that_chooses_another(unused_tcp_port: int) -> None:
+    with pytest.raises(StartupError, match=r"Cannot assign requested address.*--set frontend\.host="):
+        check_port("192.0.2.77", unused_tcp_port, "frontend.host", "--port")
+    with pytest.raises(
+        StartupError, match=r"frontend\.host is 'no\.invalid', which is no address .*--set frontend\.host="
+    ):
+        check_port("no.invalid", unused_tcp_port, "frontend.host", "--port")
+
+
+def test_ports_that_nobody_could_find_are_refused(unused_tcp_port: int) -> None:
+    with pytest.raises(StartupError, match=r"port 0 is any free one, .*--port"):
+        check_ports(settings_of(frontend={"port": 0}))
+    with pytest.raises(StartupError, match=r"port 0 is any free one, .*--set cluster\.port="):
+        check_ports(settings_of(frontend={"port": unused_tcp_port}, cluster={"port": 0}))
+    with pytest.raises(StartupError, match=f"port {unused_tcp_port} cannot be the API's and the controller's, too"):
+        check_ports(settings_of(frontend={"port": unused_tcp_port}, cluster={"port": unused_tcp_port}))
 
 
 def test_workers_that_fit_pass_and_others_are_refused_with_both_numbers() -> None:

@@ -136,6 +136,13 @@ def test_bad_settings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("pdserve: bad settings: cluster.prefill")
 
 
+def test_more_workers_than_a_cluster_has_places_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["up", "--decode", "1025"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "pdserve: bad settings: cluster.decode: Input should be less than or equal"
+    )
+
+
 def test_more_workers_than_cores_is_said() -> None:
     settings = load_settings(environ={}, overrides={"cluster": {"prefill": 2, "decode": 2}})
     assert sharing_notes(settings, cores=4) == []

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from pdserve.cli.commands import make_parser, run_command
 from pdserve.cli.probe import Load, probe, run_probe
+from pdserve.core.errors import PdserveError
 
 TOKENS = 10
 LOAD = Load(streams=3, tokens=TOKENS, prompt_tokens=5)
@@ -37,18 +38,25 @@ class Player:
         gathered: events that leave together.
         cut: streams end after their first event.
         prompts: that were asked.
+        max_tokens: a request for more is refused.
         metrics: served under /metrics, the n-th time the n-th; with none there is no such page.
     """
 
-    def __init__(self, gathered: int = 1, *, cut: bool = False, metrics: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, gathered: int = 1, *, cut: bool = False, max_tokens: int = TOKENS, metrics: tuple[str, ...] = ()
+    ) -> None:
         self.gathered = gathered
         self.cut = cut
+        self.max_tokens = max_tokens
         self.prompts: list[list[int]] = []
         self.metrics = list(metrics)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.prompts.append(body["prompt"])
+        if body["max_tokens"] > self.max_tokens:
+            error = {"message": "too many tokens", "code": "context_length_exceeded"}
+            return web.json_response({"error": error}, status=400)
         response = web.StreamResponse()
         await response.prepare(request)
         count = body["max_tokens"]
@@ -168,6 +176,16 @@ def test_nobody_there_is_one_line_and_no_table(
     assert error.startswith(f"pdserve: no connection to {url} ")
     assert error.endswith("is `pdserve up` running there?\n")
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.asyncio
+async def test_streams_that_are_all_refused_are_one_line_and_no_table(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = await serve(Player(max_tokens=TOKENS - 1))
+    with pytest.raises(PdserveError, match=f"not one token came through {url.rstrip('/')}: .*too many tokens"):
+        await run_probe(typed(url=url))
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("option", ["--streams", "--tokens", "--prompt-tokens"])

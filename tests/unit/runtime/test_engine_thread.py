@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from pdserve.core.errors import ErrorCode
+from pdserve.core.errors import ErrorCode, StartupError
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.engine import Engine
@@ -215,6 +215,15 @@ async def test_a_defect_of_the_caller_breaks_the_engine_loudly() -> None:
         await until(lambda: bool(observer.errors))
         assert "IllegalTransition" in type(observer.errors[0]).__name__
         assert thread.state is EngineState.BROKEN
+
+
+@pytest.mark.asyncio
+async def test_a_core_that_is_not_there_is_one_line() -> None:
+    async with running(core=1 << 20) as (thread, _):
+        with pytest.raises(
+            StartupError, match=r"engine\.core is 1048576, and this process may use .*: set one of these"
+        ):
+            await thread.start()
 
 
 @pytest.mark.asyncio
