@@ -231,7 +231,11 @@ class Attempts:
         if not isinstance(state, Prefilling | Decoding):
             return
         worker.drop(self._key)
-        self.avoided.add(worker.name)
+        if error.code is ErrorCode.cancelled and self._prefill_error is not None:
+            # Decode was only told to give up what prefill had lost: that is the cause, and not a fault of decode's.
+            error = self._prefill_error
+        else:
+            self.avoided.add(worker.name)
         if worker is state.prefill:
             self._prefill_error = error
             if state.decode is not None and not self._group.scores.complete:
@@ -241,9 +245,6 @@ class Attempts:
                 return
             self._apply(PrefillFailed(error, self._may_retry(error)))
             return
-        # Decode was only told to give up what prefill had lost: that is the cause.
-        if error.code is ErrorCode.cancelled and self._prefill_error is not None:
-            error = self._prefill_error
         self._apply(DecodeFailed(error, self._may_retry(error)))
 
     # Own decisions.

@@ -77,6 +77,28 @@ async def test_a_prefill_worker_lost_before_the_first_token_is_replaced_unseen()
 
 
 @pytest.mark.asyncio
+async def test_a_decode_worker_that_only_gives_up_what_prefill_lost_is_not_avoided() -> None:
+    prefill, decode = pair()
+    other = FakeWorker(Role.DECODE, "decode-1")
+    decode.total_blocks = 2 * other.total_blocks  # it is the better choice, each time
+    async with frontend_with(prefill, decode, other, retry_backoff_s=0.001) as stack:
+        request = chat(stack)
+        attempt = (await decode.expect("reserve")).reserve.attempt
+        await prefill.expect("run")
+        prefill.fail(attempt, ErrorCode.engine_failed)
+        await decode.expect("cancel")
+        answer_with(prefill, decode, IDS)
+        # What was dispatched before the last pulses weighs nothing any more.
+        candidates = [worker.candidate for worker in stack.frontend.membership]
+        await until(lambda: not any(found.since.sequences for find in candidates if (found := find()) is not None))
+        decode.fail(attempt, ErrorCode.cancelled)
+        await decode.expect("reserve", 2)
+        assert texts(await request) == TEXT
+        assert not other.taken("reserve")
+        stack.assert_idle()
+
+
+@pytest.mark.asyncio
 async def test_a_decode_worker_that_runs_overrules_the_loss_of_prefill() -> None:
     prefill, decode = pair()
     async with frontend_with(prefill, decode) as stack:
