@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from pdserve.core.errors import ErrorCode
 from pdserve.core.events import FinishReason, Stage
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.interfaces import Bytes
+from pdserve.engine.work import NO_TOKEN, Sampled
 from tests.worker_pair import GREEDY, answer_to, prompt_of, scripted_settings, wait_until, worker_pair
 
 pytestmark = pytest.mark.asyncio
@@ -62,6 +64,41 @@ async def test_a_layer_arrives_while_its_step_computes_the_next(monkeypatch: pyt
             for tokens in (range(CHUNK), range(CHUNK, CHUNK + 10))
             for layers in (range(1), range(1, 2))
         ]
+        assert pair.decode.heard.ids(key) == answer_to(prompt, GREEDY)
+        await pair.settle()
+
+
+async def test_a_prompt_that_fails_when_layers_of_it_have_arrived_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.prefill.cursor.layers_per_frame", lambda geometry, num_tokens: 1)
+    arrived = threading.Event()
+    async with worker_pair() as pair:
+        runner = pair.prefill.worker._engine_built.runner
+        decode_pool = pair.decode.worker._engine_built.runner.pool
+        run, receive = runner.run, decode_pool.write
+
+        def run_in_vain(*step: Any) -> list[list[Sampled]]:
+            rows = run(*step)
+            assert arrived.wait(20), "no layer was sent"
+            return [[NO_TOKEN for _ in row] for row in rows]
+
+        def note(*part: Any) -> None:
+            receive(*part)
+            arrived.set()
+
+        runner.run, decode_pool.write = run_in_vain, note
+        prompt = prompt_of(30)
+        key = pair.dispatch(prompt, GREEDY)
+        for link in (pair.prefill, pair.decode):
+            await wait_until(lambda link=link: key in link.heard.failures, "the failure")
+            assert link.heard.failures[key].code is ErrorCode.engine_failed
+            assert key not in link.heard.tokens
+        runner.run = run
+        # Nothing of it is taken for computed.
+        key = pair.dispatch(prompt, GREEDY)
+        await pair.finish(key)
+        assert pair.prefill.heard.cached_tokens(key) == 0
         assert pair.decode.heard.ids(key) == answer_to(prompt, GREEDY)
         await pair.settle()
 
