@@ -100,9 +100,12 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            if self._core is not None:
+                _check_core(self._core)
             engine = self._engine_factory()
             if self._core is not None:
-                _pin(self._core)
+                # 0 is the calling thread alone.
+                os.sched_setaffinity(0, {self._core})
             self.state = EngineState.RUNNING
             self.last_step_s = time.monotonic()
             self._loop.call_soon_threadsafe(self._report_built, engine)
@@ -157,14 +160,12 @@ class EngineThread:
         self._on_broken(error)
 
 
-def _pin(core: int) -> None:
-    """Keep the calling thread on one core. Raises StartupError: this process may not use it."""
+def _check_core(core: int) -> None:
+    """Raises StartupError if this process may not use it."""
     usable = sorted(os.sched_getaffinity(0))
     if core not in usable:
         cores = ", ".join(map(str, usable))
         raise StartupError(f"engine.core is {core}, and this process may use {cores}: set one of these, or none")
-    # 0 is the calling thread alone.
-    os.sched_setaffinity(0, {core})
 
 
 def _has_events(outcome: StepOutcome) -> bool:

@@ -218,8 +218,11 @@ async def test_a_defect_of_the_caller_breaks_the_engine_loudly() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_core_that_is_not_there_is_one_line() -> None:
-    async with running(core=1 << 20) as (thread, _):
+async def test_a_core_that_is_not_there_is_one_line_before_anything_is_loaded() -> None:
+    def load() -> Engine:
+        raise AssertionError("it has begun to load")
+
+    async with running(load, core=1 << 20) as (thread, _):
         with pytest.raises(
             StartupError, match=r"engine\.core is 1048576, and this process may use .*: set one of these"
         ):
