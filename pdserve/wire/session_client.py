@@ -24,7 +24,6 @@ from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.rpc.v1.session_pb2_grpc import SessionServiceStub
 from pdserve.wire.convert import (
     error_from_proto,
-    error_to_proto,
     load_from_proto,
     role_from_proto,
     role_to_proto,
@@ -124,11 +123,11 @@ class WorkerSession:
             raise PdserveError(ErrorCode.worker_lost, f"no session with the worker at {self.address}")
         self._connection.put(commands)
 
-    async def close(self, error: PdserveError | None = None) -> None:
-        """End the session in order, and wait until it is gone. `on_lost` is called if it stood."""
+    async def close(self) -> None:
+        """End the session in order, and wait until it is gone. `on_lost` is called if there was a connection."""
         self._closing.set()
         if self._connection is not None:
-            self._connection.end(error)
+            self._connection.end()
         if self._task is not None:
             await self._task
 
@@ -205,13 +204,13 @@ class _Connection:
         if self._pending_bytes > self._config.pending_bytes:
             self._break(PdserveError(ErrorCode.worker_lost, f"the worker at {self._address} does not take commands"))
 
-    def end(self, error: PdserveError | None) -> None:
+    def end(self) -> None:
         """Say that the session ends; it is cut if the worker does not agree in time."""
         closed = PdserveError(ErrorCode.worker_lost, f"the session with {self._address} was closed")
         if not self.welcomed:
             self._break(closed)
             return
-        self.put([pb.Command(end=pb.End(error=error_to_proto(error) if error else None))])
+        self.put([pb.Command(end=pb.End())])
         self._loop.call_later(self._config.pulse_s, self._break, closed)
 
     async def run(self) -> PdserveError:
