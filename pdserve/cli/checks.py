@@ -4,10 +4,9 @@ import errno
 import os
 import socket
 
-import psutil
-
 from pdserve.config import EngineConfig, Settings
 from pdserve.core.errors import StartupError
+from pdserve.engine.pool_memory import Memory
 from pdserve.engine.scripted import SCRIPTED_GEOMETRY
 from pdserve.model_folder import DEFAULT_MODEL, check_folder, model_path
 
@@ -74,7 +73,7 @@ def check_memory(settings: Settings, available_bytes: int | None = None) -> None
     Args:
         available_bytes: what can be had without swapping; None asks the system.
     """
-    available = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    available = Memory.of_host().free_bytes if available_bytes is None else available_bytes
     workers = settings.cluster.prefill + settings.cluster.decode
     needed = _RAY_BYTES + workers * worker_bytes(settings)
     if needed > available:

@@ -19,7 +19,13 @@ from pdserve.cluster.environment import LOOPBACK, local_ray_environment, write_t
 from pdserve.config import Settings
 from pdserve.core.errors import StartupError
 from pdserve.model_folder import DEFAULT_MODEL, model_path
-from pdserve.rpc.v1.cluster_pb2 import MEMBER_STATE_READY, Membership
+from pdserve.rpc.v1.cluster_pb2 import (
+    MEMBER_STATE_DRAINING,
+    MEMBER_STATE_READY,
+    MEMBER_STATE_STARTING,
+    MEMBER_STATE_STUCK,
+    Membership,
+)
 from pdserve.wire.cluster_client import ClusterClient
 from pdserve.wire.server import format_address
 
@@ -311,12 +317,19 @@ def _end_of(child: Child) -> str:
     return f"with status {child.status}{said}; its log: {child.log_path}"
 
 
+_NEWS = {
+    MEMBER_STATE_READY: "is ready",
+    MEMBER_STATE_DRAINING: "drains",
+    MEMBER_STATE_STUCK: "is stuck",
+}
+
+
 def _news(membership: Membership, known: dict[str, str]) -> list[str]:
     lines = []
     for member in membership.members:
-        state = "is ready"
-        if member.state != MEMBER_STATE_READY:
-            state = "loads its model" if member.session_address else "starts"
+        state = _NEWS.get(member.state, "starts")
+        if member.state == MEMBER_STATE_STARTING and member.session_address:
+            state = "loads its model"
         if known.get(member.worker_id) != state:
             known[member.worker_id] = state
             lines.append(f"{member.worker_id} {state}")

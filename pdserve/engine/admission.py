@@ -44,8 +44,8 @@ class Admission:
         if num_tokens >= self._max_context_tokens:
             return InvalidRequest(
                 "prompt",
-                f"prompt has {num_tokens} tokens, which leaves no room to answer in a context of "
-                f"{self._max_context_tokens}",
+                f"This model's maximum context length is {self._max_context_tokens} tokens; the prompt is too long: it has "
+                f"{num_tokens}, which leaves no room to answer",
                 ErrorCode.context_length_exceeded,
             )
         if num_tokens >= attempt.limit:
@@ -56,8 +56,9 @@ class Admission:
         if needed_blocks > self.blocks.total_blocks:
             return InvalidRequest(
                 "max_tokens" if attempt.decodes else "prompt",
-                f"{num_tokens} tokens, up to {attempt.limit - num_tokens} more in each of {len(attempt.live)} sequences, "
-                f"need {needed_blocks} blocks of cache; there are {self.blocks.total_blocks}",
+                f"the prompt is too long for the KV cache: {num_tokens} tokens, and up to {attempt.limit - num_tokens} more "
+                f"in each of {len(attempt.live)} sequences, need {needed_blocks} blocks; there are "
+                f"{self.blocks.total_blocks}",
                 ErrorCode.context_length_exceeded,
             )
         if len(self.queue) >= self._settings.max_waiting:

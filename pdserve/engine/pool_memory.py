@@ -1,6 +1,7 @@
 """Whether there is memory for a KV pool."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -23,9 +24,22 @@ class Memory:
     free_bytes: int
 
     @classmethod
-    def of_host(cls) -> Self:
+    def of_host(cls, cgroup: Path = Path("/sys/fs/cgroup")) -> Self:
+        """What this process may take: the machine's, or that of its container where this is less.
+
+        Args:
+            cgroup: where the limit of the container is (cgroup version 2); there is none on a machine's own system.
+        """
         memory = psutil.virtual_memory()
-        return cls("this machine", memory.total, memory.available)
+        try:
+            limit_bytes = int((cgroup / "memory.max").read_text())
+            used_bytes = int((cgroup / "memory.current").read_text()) - _reclaimable_bytes(cgroup / "memory.stat")
+        except (OSError, ValueError):
+            # No such file, or "max".
+            return cls("this machine", memory.total, memory.available)
+        if limit_bytes >= memory.total:
+            return cls("this machine", memory.total, memory.available)
+        return cls("this container", limit_bytes, max(0, min(limit_bytes - used_bytes, memory.available)))
 
     def check(self, geometry: KVGeometry, num_blocks: int) -> None:
         """Raises StartupError if a pool of so many blocks is larger than all of it."""
@@ -39,6 +53,12 @@ class Memory:
             f"{_gib(self.total_bytes)}, and {self.free_bytes // geometry.block_bytes} blocks fit into the "
             f"{_gib(self.free_bytes)} that are free; lower engine.num_blocks or engine.kv_memory_bytes"
         )
+
+
+def _reclaimable_bytes(stat: Path) -> int:
+    """Of what a container uses, the pages of files that were read once: the system gives them up first."""
+    fields = dict(line.split() for line in stat.read_text().splitlines())
+    return int(fields.get("inactive_file", 0))
 
 
 def _gib(num_bytes: int) -> str:

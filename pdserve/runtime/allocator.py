@@ -11,7 +11,7 @@ _TRIM_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, up to a gibibyte, instead of giving it back to the system each time.
+    """Let this process's threads keep what they free, up to a gibibyte each, instead of giving it back each time.
 
     Frames and activations are of a size that glibc would otherwise map anew, and the system zero page by page, for every
     one of them: that costs several times what copying a frame does. Without effect where the C library has no such

@@ -49,7 +49,11 @@ class Answer:
         self.error: PdserveError | None = None
         self.stages: dict[Stage, float] = {}
         self.cached_tokens = 0
-        self._lines = [Attempts(prompt.group, prompt.choices, context, self) for prompt in prompts]
+        # The request is let in or refused with its first prompt: it may have more prompts than the line has places.
+        self._lines = [
+            Attempts(prompt.group, prompt.choices, context, self, is_admitted=place > 0)
+            for place, prompt in enumerate(prompts)
+        ]
         self._config = context.config
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -64,10 +68,9 @@ class Answer:
     def __enter__(self) -> "Answer":
         self._watch_deadlines()
         try:
-            # The request is let in or refused with its first prompt: it may have more prompts than the line has places.
-            for place, line in enumerate(list(self._lines)):
+            for line in list(self._lines):
                 if self.error is None:
-                    line.start(is_admitted=place > 0)
+                    line.start()
         except BaseException:
             # A context that was not entered is not left either.
             self._end(pb.CANCEL_REASON_SUPERSEDED)

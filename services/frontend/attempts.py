@@ -80,6 +80,7 @@ class Attempts:
 
     Args:
         choices: the answers, none of them ended.
+        is_admitted: the request has been let in already, with another of its prompts or an attempt before.
         failures: attempts that have failed before.
         avoided: names of workers that failed.
         cause: what made the attempt before fail; None if there was none.
@@ -92,6 +93,7 @@ class Attempts:
         context: AttemptsContext,
         owner: AttemptsOwner,
         *,
+        is_admitted: bool,
         failures: int = 0,
         avoided: frozenset[str] = frozenset(),
         cause: PdserveError | None = None,
@@ -100,7 +102,7 @@ class Attempts:
         self.arrival_s = group.arrival_s
         self.cache_scope = group.cache_scope
         self.avoided: set[str] = set(avoided)
-        self.is_admitted = False
+        self.is_admitted = is_admitted
         self._group = group
         self._choices = {choice.sibling: choice for choice in choices}
         self._context = context
@@ -139,13 +141,8 @@ class Attempts:
         prompt_tokens = len(self._group.prompt_ids)
         return prompt_tokens + len(live) * self._group.params.max_tokens
 
-    def start(self, *, is_admitted: bool) -> None:
-        """Dispatch the first attempt.
-
-        Args:
-            is_admitted: the request has been let in already, with another of its prompts.
-        """
-        self.is_admitted = is_admitted
+    def start(self) -> None:
+        """Dispatch the first attempt."""
         self._dispatch()
 
     def cancel(self, reason: "pb.CancelReason.ValueType") -> None:
@@ -302,7 +299,6 @@ class Attempts:
             case CancelAt(worker, unless_running):
                 worker.cancel(self._key, self._cancel_reason, unless_running=unless_running)
             case ScheduleRetry(error):
-                self.is_admitted = True
                 self._schedule_retry(error)
             case Dispatch():
                 self._dispatch()
@@ -311,6 +307,7 @@ class Attempts:
 
     def _schedule_retry(self, error: PdserveError) -> None:
         self._cause = error
+        self.is_admitted = True
         backoff_s = self._budget.spend(error)
         live = self.live
         if len(live) > 1 and any(choice.output_ids for choice in live):
@@ -326,6 +323,7 @@ class Attempts:
                 [choice],
                 self._context,
                 self._owner,
+                is_admitted=True,
                 failures=self._budget.failures,
                 avoided=frozenset(self.avoided),
                 cause=self._cause,
@@ -333,7 +331,6 @@ class Attempts:
             for choice in live
         ]
         for line in lines:
-            line.is_admitted = True
             line._state = Recovering()
             line._timer = self._loop.call_later(backoff_s, line._apply, RetryDue())
         self._apply(Cancelled())

@@ -1,5 +1,7 @@
 """A pool that cannot be is refused in one line, with what is too large and what fits."""
 
+from pathlib import Path
+
 import numpy as np
 import psutil
 import pytest
@@ -23,6 +25,24 @@ def test_it_says_what_is_too_large_and_what_fits() -> None:
         f"no memory for a KV cache of 1000000000000 blocks, {10**12 * block_bytes / 2**30:,.1f} GiB: this machine has "
         "0.0 GiB, and 40 blocks fit into the 0.0 GiB that are free; lower engine.num_blocks or engine.kv_memory_bytes"
     )
+
+
+def cgroup(folder: Path, limit: str) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{300 << 20}\n")
+    (folder / "memory.stat").write_text(f"anon {200 << 20}\ninactive_file {100 << 20}\n")
+    return folder
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    assert Memory.of_host(cgroup(tmp_path, str(500 << 20))) == Memory("this container", 500 << 20, 300 << 20)
+
+
+@pytest.mark.parametrize("limit", ["max", str(1 << 60)])
+def test_without_a_limit_it_is_the_machines(tmp_path: Path, limit: str) -> None:
+    memory = Memory.of_host(cgroup(tmp_path, limit))
+    assert memory.owner == "this machine"
+    assert memory.total_bytes == Memory.of_host(tmp_path / "none").total_bytes == psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize(
