@@ -11,6 +11,7 @@ from pdserve.config import FrontendConfig
 from pdserve.core.errors import ErrorCode, Fault, PdserveError
 from pdserve.telemetry.metrics import FrontendMetrics
 from services.frontend.answers import Answer
+from services.frontend.peer_watch import PeerWatch, ask_kernel
 
 # How often clients are looked after: a client that leaves is to be noticed within a second.
 _LOOK_S = 0.25
@@ -49,6 +50,7 @@ class Exchange:
         self._progress_s = self.arrival_s
         self._client_gone = False
         self._started = False
+        self._peer = PeerWatch(exchanges.vanished_timeout_s)
 
     def __enter__(self) -> "Exchange":
         self._exchanges.add(self)
@@ -89,7 +91,7 @@ class Exchange:
             self._leave()
             return
         unsent_bytes = transport.get_write_buffer_size()
-        lag = self._lag(unsent_bytes, now_s, config)
+        lag = self._lag(unsent_bytes, now_s, config) or self._silence(transport, now_s)
         if lag is not None:
             _logger.info("a client is given up: it %s", lag)
             transport.abort()
@@ -115,6 +117,13 @@ class Exchange:
             return f"left more than {config.max_unread_bytes} bytes unread"
         return None
 
+    def _silence(self, transport: asyncio.Transport, now_s: float) -> str | None:
+        """Whether the client's machine has vanished."""
+        connection = transport.get_extra_info("socket")
+        if connection is None or not self._peer.is_due(now_s):
+            return None
+        return "has vanished" if self._peer.has_vanished(ask_kernel(connection), now_s) else None
+
     def _leave(self) -> None:
         if self._task is not None and not self._client_gone:
             self._client_gone = True
@@ -127,6 +136,7 @@ class Exchanges:
     def __init__(self, config: FrontendConfig, metrics: FrontendMetrics) -> None:
         self._config = config
         self.metrics = metrics
+        self.vanished_timeout_s = config.vanished_timeout_s
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Exchange] = {}
         self._timer: asyncio.TimerHandle | None = None

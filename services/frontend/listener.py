@@ -14,8 +14,8 @@ def open_listener(config: FrontendConfig) -> socket.socket:
     """A socket for `frontend.host` and `frontend.port`, not listening yet.
 
     Its connections have send buffers of `send_buffer_bytes`: a reader that has stopped is to be noticed by its stream,
-    and not to fill this machine's memory. They break when their peer has been away for `vanished_timeout_s`, whether
-    something is being sent to it (TCP_USER_TIMEOUT) or nothing is (keepalive probes, in whole seconds).
+    and not to fill this machine's memory. They break when their peer has been away for `vanished_timeout_s` and nothing
+    is being sent to it (keepalive probes, in whole seconds); see `PeerWatch` for what is being sent.
 
     Raises:
         StartupError: the port is taken, or the address is none of this machine's.
@@ -26,7 +26,7 @@ def open_listener(config: FrontendConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
-        for option, value in _vanished_peer_options(config.vanished_timeout_s).items():
+        for option, value in _keepalive_options(config.vanished_timeout_s).items():
             listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind((host, port))
         listener.setblocking(False)
@@ -46,9 +46,8 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _vanished_peer_options(timeout_s: float) -> dict[int, int]:
+def _keepalive_options(timeout_s: float) -> dict[int, int]:
     values = {
-        "TCP_USER_TIMEOUT": int(timeout_s * 1000),
         "TCP_KEEPIDLE": max(1, int(timeout_s / 3)),
         "TCP_KEEPINTVL": max(1, int(timeout_s / 3 / _KEEPALIVE_PROBES)),
         "TCP_KEEPCNT": _KEEPALIVE_PROBES,

@@ -1,5 +1,6 @@
-"""A client whose machine vanishes without a FIN: TCP's own timers say so, and both engines are free."""
+"""A client whose machine vanishes without a FIN: the kernel knows, and both engines are free."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -68,3 +69,22 @@ async def test_a_client_that_vanishes_is_gone_by_the_timeout_of_tcp(
     assert await cluster.metric("pdserve_stream_interrupted_total", cause="client") == interrupted + has_begun
     prompt = new_prompt(5)
     assert await cluster.complete(prompt, 3) == right_answer(prompt, 3)
+
+
+async def test_a_slow_reader_that_pauses_again_and_again_is_there(cluster: HttpCluster) -> None:
+    """Each pause is shorter than the timeout; from the first one to the last it is longer."""
+    before = await cluster.outcomes()
+    body = {"prompt": new_prompt(16), "max_tokens": 400, "n": 16, "temperature": 1, "stream": True}
+    async with bare_client(cluster.port, body, receive_buffer_bytes=4096) as client:
+        await client.read_tokens(1)
+        for _ in range(3):
+            # Long enough for every buffer to fill, and the window to close.
+            await asyncio.sleep(VANISHED_TIMEOUT_S * 0.6)
+            try:
+                async with asyncio.timeout(VANISHED_TIMEOUT_S * 0.6):
+                    await client.read_until(b"[DONE]")
+            except TimeoutError:
+                # It goes on: that is all that was to be seen.
+                continue
+        assert await cluster.outcomes() == before
+    await cluster.settled()

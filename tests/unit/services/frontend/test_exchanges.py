@@ -34,6 +34,9 @@ class FakeTransport:
     def abort(self) -> None:
         self.aborted = True
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no socket."""
+
 
 @dataclass
 class FakeWriter:
