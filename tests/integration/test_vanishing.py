@@ -39,7 +39,7 @@ async def cluster(machine: FarMachine, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-async def test_a_client_that_vanishes_is_gone_by_the_timeout_of_tcp(
+async def test_a_client_that_vanishes_is_gone_by_its_timeout(
     cluster: HttpCluster, machine: FarMachine, phase: str, stream: bool
 ) -> None:
     before = await cluster.outcomes()
@@ -61,7 +61,7 @@ async def test_a_client_that_vanishes_is_gone_by_the_timeout_of_tcp(
         assert await cluster.outcomes() == before
         machine.pull_cable()
         try:
-            await cluster.until(gone, "the kernel to give up the connection", NOTICED_S)
+            await cluster.until(gone, "the client to count as gone", NOTICED_S)
         finally:
             machine.plug_cable()
     await cluster.settled()
