@@ -26,9 +26,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Slice(BaseModel):
-    """One component's settings."""
+    """One component's settings. Nothing may take forever, so no number is infinite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(Slice):
@@ -37,6 +37,7 @@ class ModelConfig(Slice):
     Attributes:
         path: a folder, or the default model's name: that one comes from an installed package, converted once and cached.
         name: what clients call it.
+        max_context_tokens: of a sequence, prompt and output; None is what the model was made for.
     """
 
     path: str = "SmolLM2-135M-Instruct"
@@ -121,6 +122,7 @@ class WorkerConfig(Slice):
     """A worker's three ports; 0 takes a free one.
 
     Attributes:
+        worker_id: its name; "" makes one from its role and life.
         advertise_host: the address that others are told; "" is `host`.
         drain_s: how long a drain waits for what is held before frontends move it.
         colocated: a decode worker that also prefills what it decodes: the control for measurements.
@@ -154,6 +156,7 @@ class FrontendConfig(Slice):
         max_waiting: requests that wait for a worker at most.
         wait_s: how long one waits for a worker at most.
         body_timeout_s: a request's body has come by then.
+        max_body_bytes: a body's length at most, and that of a compressed one's text.
         max_choices: answers to one request at most: its prompts times n.
         max_logprobs: alternatives that `logprobs` of a completion may ask for.
         balancer_wait_s: how long a frontend that is stopping is not ready, yet takes requests, until load balancers know.
@@ -191,6 +194,7 @@ class ClusterConfig(Slice):
     Attributes:
         address: of a Ray cluster to join; "" starts one on this machine.
         port: where the controller serves frontends and operators.
+        watch_s: how often the controller looks at its workers.
         start_s: how long a worker may take to be placed, and then again to be ready.
         keep_workers: whether workers go on when their controller is told to stop.
     """

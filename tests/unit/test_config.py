@@ -44,6 +44,12 @@ def test_every_bad_value_is_listed_at_once(toml: Path) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("forever", ["inf", "nan"])
+def test_nothing_may_take_forever(forever: str) -> None:
+    with pytest.raises(StartupError, match=r"frontend\.total_timeout_s"):
+        load(environ={"PDSERVE_FRONTEND__TOTAL_TIMEOUT_S": forever})
+
+
 @pytest.mark.parametrize(
     ("name", "path"),
     [

@@ -50,6 +50,15 @@ class PlayedMachine(Machine):
         """Of the newest one."""
         return next(child.pid for child in reversed(self.started) if child.name == name)
 
+    async def head_of(self, life: int) -> int:
+        """The pid of the head's so manieth life, once it has begun: a restart is told before it is done."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (
+                len(heads := [child for child in self.started if child.name == "ray"]) < life or not heads[-1].running
+            ):
+                await asyncio.sleep(0.01)
+        return heads[-1].pid
+
     async def wait_lived(self) -> None:
         """Until the first life of each has begun."""
         async with asyncio.timeout(DEADLINE_S):
@@ -117,7 +126,7 @@ async def test_whatever_ends_while_a_new_head_comes_up_is_started_again(tmp_path
 async def test_a_second_head_that_ends_is_one_more_end(tmp_path: Path) -> None:
     async with supervised(tmp_path) as (machine, supervision):
         for times in (1, 2):
-            os.kill(machine.pid_of("ray"), signal.SIGKILL)
+            os.kill(await machine.head_of(times), signal.SIGKILL)
             await machine.wait_said("ray has ended and is started again", times)
         machine.serves.set()
         await machine.wait_said("serves again after")
