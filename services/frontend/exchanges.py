@@ -31,7 +31,7 @@ class Exchange:
         error: what ended a response that had begun.
         heartbeats: whether silence is to be broken by comments.
         heartbeat_due: set when a stream has been silent for too long; the reader is woken and clears it by writing.
-        streaming: whether the status line has been sent.
+        streaming: whether the status line of a stream has been sent.
     """
 
     def __init__(self, request: web.Request, exchanges: "Exchanges") -> None:
@@ -80,6 +80,14 @@ class Exchange:
         self._started = True
         self._exchanges.metrics.request_started(model)
 
+    async def write(self, response: web.Response) -> None:
+        """Send a whole response: until the kernel has taken its last byte."""
+        transport = self.request.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=0)
+        await response.prepare(self.request)
+        await response.write_eof()
+
     def wrote(self) -> None:
         self.last_write_s = asyncio.get_running_loop().time()
         self.heartbeat_due = False
@@ -109,7 +117,7 @@ class Exchange:
         if unsent_bytes == 0 or taken_bytes != self._taken_bytes:
             self._taken_bytes, self._progress_s = taken_bytes, now_s
             longest_s = config.total_timeout_s + config.stall_timeout_s
-            too_long = self.streaming and now_s - self.arrival_s >= longest_s
+            too_long = self.request.writer.output_size > 0 and now_s - self.arrival_s >= longest_s
             return f"has read for {longest_s:g} s" if too_long else None
         if now_s - self._progress_s >= config.stall_timeout_s:
             return f"took nothing for {config.stall_timeout_s:g} s"

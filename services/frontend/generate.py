@@ -129,4 +129,7 @@ class GenerateHandler:
                 raise answer.error
         pieces = [choice.take() or Piece("", (), choice.finish) for choice in answer.choices]
         self.metrics.first_token(request.model, asyncio.get_running_loop().time() - exchange.arrival_s)
-        return json_response(shape.body(pieces))
+        response = json_response(shape.body(pieces))
+        # aiohttp would write it after the exchange, when nobody looks after its client any more.
+        await exchange.write(response)
+        return response

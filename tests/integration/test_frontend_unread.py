@@ -12,16 +12,16 @@ import pytest
 from pdserve.rpc.v1 import session_pb2
 from services.frontend.exchanges import Exchange
 from tests.fake_worker import MODEL, FakeWorker
-from tests.frontend_stack import Stack, frontend_with, ids_of, pair, until
+from tests.frontend_stack import Stack, answer_with, frontend_with, ids_of, pair, until
 
 ONE = ids_of("x")
 FAR_AWAY_S = 60.0
 
 
 @asynccontextmanager
-async def silent_client(stack: Stack) -> AsyncIterator[None]:
-    """Asks for a stream, and never reads."""
-    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 400, "stream": True})
+async def silent_client(stack: Stack, *, max_tokens: int = 400, stream: bool = True) -> AsyncIterator[socket.socket]:
+    """Asks for an answer, and never reads."""
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": max_tokens, "stream": stream})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with socket.socket() as client:
         client.setblocking(False)
@@ -29,7 +29,7 @@ async def silent_client(stack: Stack) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, ("127.0.0.1", stack.frontend.port))
         await loop.sock_sendall(client, f"{head}\r\n\r\n{body}".encode())
-        yield
+        yield client
 
 
 async def send(stack: Stack, decode: FakeWorker, attempt: session_pb2.Attempt, sent: int) -> int:
@@ -76,3 +76,42 @@ async def test_text_that_is_written_meanwhile_is_no_progress_of_a_reader_that_ta
             sent = await send(stack, decode, attempt, sent)
             await asyncio.sleep(0.05)
         assert stack.outcomes() == {"client_gone": 1}
+
+
+# Far more text than the kernel holds.
+LONG_TOKENS = 20_000
+
+
+@pytest.mark.asyncio
+async def test_who_takes_nothing_of_a_buffered_answer_counts_as_gone() -> None:
+    prefill, decode = pair()
+    answer_with(prefill, decode, ONE * LONG_TOKENS)
+    limits: dict[str, Any] = {"send_buffer_bytes": 4096, "stall_timeout_s": 0.4}
+    async with (
+        frontend_with(prefill, decode, context_tokens=2 * LONG_TOKENS, **limits) as stack,
+        silent_client(stack, max_tokens=LONG_TOKENS, stream=False),
+    ):
+        await until(lambda: bool(stack.outcomes()))
+        assert stack.outcomes() == {"client_gone": 1}
+        stack.assert_idle()
+
+
+@pytest.mark.asyncio
+async def test_a_buffered_answer_is_open_until_its_reader_has_taken_it() -> None:
+    prefill, decode = pair()
+    answer_with(prefill, decode, ONE * LONG_TOKENS)
+    limits: dict[str, Any] = {"send_buffer_bytes": 4096, "stall_timeout_s": FAR_AWAY_S}
+    async with (
+        frontend_with(prefill, decode, context_tokens=2 * LONG_TOKENS, **limits) as stack,
+        silent_client(stack, max_tokens=LONG_TOKENS, stream=False) as client,
+    ):
+        await until(lambda: len(stack.frontend.exchanges) == 1)
+        exchange = next(iter(stack.frontend.exchanges))
+        await until(lambda: exchange.request.protocol.writing_paused)
+        assert stack.outcomes() == {}
+        received = b""
+        async with asyncio.timeout(FAR_AWAY_S):
+            while not received.endswith(b"}"):
+                received += await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        assert json.loads(received.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == "x" * LONG_TOKENS
+        await until(lambda: stack.outcomes() == {"completed": 1})
