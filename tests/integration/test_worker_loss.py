@@ -20,7 +20,7 @@ from tests.worker_processes import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WAIT_S = 3.0
+WAIT_S = 8.0
 STORM = 50
 # Two seconds for a long prompt.
 PREFILL = {"engine": {"num_blocks": 1024, "scripted": {"prefill_token_s": 0.001}}}

@@ -108,21 +108,30 @@ class FakeServer:
         assert transport is not None
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         transport.set_write_buffer_limits(buffer_bytes)
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        written = 0
-        while written < total:
-            await asyncio.sleep(self.step_s)
-            here = min(total, int((loop.time() - begun_s) / self.step_s))
-            if here > written:
+        here, written, more = 0, 0, asyncio.Event()
+
+        async def make_tokens() -> None:
+            """One a pause, however long that was on a busy machine."""
+            nonlocal here
+            while here < total:
+                await asyncio.sleep(self.step_s)
+                here += 1
+                more.set()
+
+        making = asyncio.create_task(make_tokens())
+        try:
+            while written < total:
+                await more.wait()
+                more.clear()
                 event = _event({"choices": [_choice(request, here - written, None)], "padding": " " * buffer_bytes})
                 written = here
-                try:
-                    async with asyncio.timeout(self.patience_s):
-                        await response.write(event)
-                except TimeoutError:
-                    transport.abort()
-                    raise ConnectionResetError("the client took nothing") from None
+                async with asyncio.timeout(self.patience_s):
+                    await response.write(event)
+        except TimeoutError:
+            transport.abort()
+            raise ConnectionResetError("the client took nothing") from None
+        finally:
+            making.cancel()
 
     def _usage(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
