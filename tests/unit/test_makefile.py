@@ -1,5 +1,6 @@
 """What `make serve` tells when pip cannot fetch packages, with a pip that plays its part."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,7 +30,9 @@ def make_serve(folder: Path, pip: str) -> subprocess.CompletedProcess[str]:
     for name, script in {"pip": pip, "pdserve": 'echo "serves $*"'}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    return subprocess.run(["make", "serve"], cwd=folder, capture_output=True, text=True, timeout=60)
+    # A make that runs these tests hands its own variables down.
+    env = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(["make", "serve"], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_packages_that_cannot_be_fetched_end_in_a_line_that_says_what_to_check(tmp_path: Path) -> None:
