@@ -102,7 +102,9 @@ async def _run(machine: Machine, settings: Settings, demo: bool) -> None:
     _say(f"{settings.model.name} serves after {time.monotonic() - begun_s:.1f} s")
     if demo:
         await _show_answer(machine.url)
-    body = {"model": settings.model.name, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    messages = [{"role": "user", "content": "Hello"}]
+    # A small model is soon lost at OpenAI's default temperature.
+    body = {"model": settings.model.name, "messages": messages, "temperature": 0, "stream": True}
     quoted = shlex.quote(json.dumps(body))
     print(f"\ntry: curl -N {machine.url}/v1/chat/completions -H 'Content-Type: application/json' -d {quoted}")
     print(f"ready {machine.url}", flush=True)
