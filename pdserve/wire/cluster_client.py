@@ -65,7 +65,9 @@ class ClusterClient:
                         yield membership
             except grpc.aio.AioRpcError as rpc_error:
                 error = self._explain(error_from_rpc(rpc_error))
-                _log.warning("%s; going on with what is known", error.message)
+                # Frontends often start before their controller; one that was there and has gone is another matter.
+                level = logging.INFO if last is None else logging.WARNING
+                _log.log(level, "%s; going on with what is known", error.message)
             finally:
                 call.cancel()
             # Frontends that lost the same controller come back at different moments.

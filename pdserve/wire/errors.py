@@ -1,6 +1,7 @@
 """Errors across gRPC: the table's status, and the whole error in the trailing metadata."""
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import Any, NoReturn, TypeVar
 
@@ -31,6 +32,10 @@ _CODES = {
     grpc.StatusCode.UNIMPLEMENTED: ErrorCode.protocol_violation,
 }
 
+# gRPC's words for a peer that could not be reached end in the system's, once for each address that was tried.
+_NOT_REACHED = re.compile(r"failed to connect to all addresses; .*: ([^:]+?)\s*", re.DOTALL)
+_NOT_RESOLVED = "errors resolving "
+
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: PdserveError) -> NoReturn:
     """End the call with `error`, which `error_from_rpc` gives back at the other end."""
@@ -52,7 +57,17 @@ def error_from_rpc(rpc_error: grpc.aio.AioRpcError) -> PdserveError:
             except DecodeError:
                 break
     status = rpc_error.code()
-    return PdserveError(_CODES.get(status, ErrorCode.internal), f"{status.name}: {rpc_error.details() or 'no details'}")
+    return PdserveError(_CODES.get(status, ErrorCode.internal), _told(status, rpc_error.details() or "no details"))
+
+
+def _told(status: grpc.StatusCode, details: str) -> str:
+    """Why a call failed; of a peer that was never reached, without gRPC's own words."""
+    if status is grpc.StatusCode.UNAVAILABLE:
+        if reason := _NOT_REACHED.fullmatch(details):
+            return reason[1].lower()
+        if details.startswith(_NOT_RESOLVED):
+            return "its name does not resolve"
+    return f"{status.name}: {details}"
 
 
 async def answer_of(call: Awaitable[R]) -> R:

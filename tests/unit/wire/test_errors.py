@@ -19,12 +19,13 @@ class Refusing(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self) -> None:
         self.error: PdserveError | None = None
         self.status = grpc.StatusCode.OK
+        self.details = "as asked"
         self.metadata: Any = ()
 
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self.error is not None:
             await abort(context, self.error)
-        await context.abort(self.status, "as asked", self.metadata)
+        await context.abort(self.status, self.details, self.metadata)
 
 
 async def ask(address: str) -> grpc.aio.AioRpcError:
@@ -96,7 +97,27 @@ async def test_a_status_alone_stands_for_an_error(
 
 @pytest.mark.asyncio
 async def test_a_peer_that_is_not_there_is_lost() -> None:
-    assert error_from_rpc(await ask("127.0.0.1:1")).code is ErrorCode.worker_lost
+    error = error_from_rpc(await ask("127.0.0.1:1"))
+    assert (error.code, error.message) == (ErrorCode.worker_lost, "connection refused")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:1: "
+            "Failed to connect to remote host: Connection refused",
+            "connection refused",
+        ),
+        ("errors resolving nowhere:81: [field:hostname lookup error:…]", "its name does not resolve"),
+        ("Socket closed", "UNAVAILABLE: Socket closed"),
+    ],
+)
+async def test_a_peer_that_is_not_reached_is_told_in_few_words(serve: Serve, details: str, told: str) -> None:
+    servicer, address = await refusing(serve)
+    servicer.status, servicer.details = grpc.StatusCode.UNAVAILABLE, details
+    assert error_from_rpc(await ask(address)).message == told
 
 
 @pytest.mark.asyncio
