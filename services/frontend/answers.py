@@ -41,6 +41,7 @@ class Answer:
         error: why the answers cannot be finished.
         stages: seconds that each stage took when it was first passed.
         cached_tokens: how much of the prompts came from prefix caches at first.
+        last_token_s: when any of them grew last, on the loop's clock; None before the first token.
     """
 
     def __init__(self, prompts: Sequence[Prompt], context: AttemptsContext) -> None:
@@ -58,7 +59,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._last_token_s: float | None = None
+        self.last_token_s: float | None = None
         group = prompts[0].group
         self._arrival_s = group.arrival_s
         self._deadline_s = group.deadline_s
@@ -118,8 +119,8 @@ class Answer:
     # What attempts tell.
 
     def on_progress(self) -> None:
-        is_first = self._last_token_s is None
-        self._last_token_s = self._loop.time()
+        is_first = self.last_token_s is None
+        self.last_token_s = self._loop.time()
         if is_first and self._timer is not None:
             # From here on deadlines only move back, and the timer may be late for none of them.
             self._timer.cancel()
@@ -163,8 +164,8 @@ class Answer:
 
     def _next_deadline(self) -> tuple[float, ErrorCode, float]:
         config = self._config
-        if self._last_token_s is None:
+        if self.last_token_s is None:
             first = (self._arrival_s + config.ttft_timeout_s, ErrorCode.ttft_timeout, config.ttft_timeout_s)
         else:
-            first = (self._last_token_s + config.idle_timeout_s, ErrorCode.idle_timeout, config.idle_timeout_s)
+            first = (self.last_token_s + config.idle_timeout_s, ErrorCode.idle_timeout, config.idle_timeout_s)
         return min(first, (self._deadline_s, ErrorCode.total_timeout, config.total_timeout_s))

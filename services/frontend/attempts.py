@@ -53,6 +53,10 @@ _logger = logging.getLogger(__name__)
 class AttemptsOwner(Protocol):
     """Who hears what became of the attempts."""
 
+    @property
+    def last_token_s(self) -> float | None:
+        """When any of the request's answers grew last, on the loop's clock."""
+
     def on_progress(self) -> None:
         """An answer has grown or ended."""
 
@@ -276,7 +280,7 @@ class Attempts:
         worker.on_failed(self._key, error)
 
     def _may_retry(self, error: PdserveError) -> bool:
-        return self._budget.allows(error, self._loop.time())
+        return self._budget.allows(error, self._loop.time(), self._owner.last_token_s)
 
     def _apply(self, event: Event[Worker]) -> None:
         before = self._state
@@ -345,10 +349,16 @@ class Attempts:
         if place is None:
             return
         self._place = place
-        self._timer = self._loop.call_later(self._budget.room_wait_s(self._loop.time()), self._refuse)
+        self._timer = self._loop.call_later(self._room_wait_s(), self._refuse)
+
+    def _room_wait_s(self) -> float:
+        return self._budget.room_wait_s(self._loop.time(), self._owner.last_token_s)
 
     def _refuse(self) -> None:
-        """Waited for a worker in vain."""
+        """Waited for a worker in vain, unless the request's other answers have grown meanwhile."""
+        if (wait_s := self._room_wait_s()) > 0:
+            self._timer = self._loop.call_later(wait_s, self._refuse)
+            return
         before = f"; before that: {self._cause.message}" if self._cause is not None else ""
         error = PdserveError(
             ErrorCode.no_capacity,

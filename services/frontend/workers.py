@@ -26,6 +26,10 @@ _OF_A_PEER = frozenset(
 # A ready worker has made a step, if an empty one, within this time.
 _FRESH_STEP_S = 5.0
 
+# What a worker that has refused work is offered after its next pulse. Twice as much follows what it took whole: a line of
+# thousands that is offered at every pulse costs more than what it waits for.
+_FIRST_OFFERS = 16
+
 _logger = logging.getLogger(__name__)
 
 
@@ -100,6 +104,8 @@ class Worker:
         self._serves_model = False
         # It has refused work since its last pulse.
         self._refuses = False
+        # How much it is offered between two pulses; None sets no limit.
+        self._offers: int | None = None
         self._told: str | None = None
         self._closing = False
 
@@ -128,6 +134,8 @@ class Worker:
     def candidate(self) -> Candidate | None:
         """What routing sees; None when the worker should get no new work."""
         if not self._takes_work or self._refuses or not self.health.allows(self._loop.time()):
+            return None
+        if self._offers is not None and self._since.sequences >= self._offers:
             return None
         return Candidate(self.name, self.load, self._since)
 
@@ -182,6 +190,7 @@ class Worker:
         self.load = EngineLoad(free_blocks=welcome.total_blocks, total_blocks=welcome.total_blocks)
         self._since = Dispatched()
         self._refuses = False
+        self._offers = None
         self._availability = Availability.DRAINING if welcome.draining else Availability.READY
         self._serves_model = welcome.model == self._model
         if self._serves_model:
@@ -226,12 +235,15 @@ class Worker:
         match error.spec.fault:
             case Fault.CAPACITY:
                 self._refuses = True
+                self._offers = _FIRST_OFFERS
             case Fault.WORKER if error.code not in _OF_A_PEER:
                 self.health.failed(self._loop.time())
         attempt.take_failure(self, error)
 
     def on_pulse(self, load: EngineLoad, state: "pb.WorkerState.ValueType") -> None:
         self.load = load
+        if self._offers is not None and not self._refuses:
+            self._offers = 2 * self._offers if self._since.sequences >= self._offers else None
         self._since = Dispatched()
         self._refuses = False
         self._availability = _AVAILABILITY.get(state, Availability.ABSENT)

@@ -285,6 +285,33 @@ async def test_a_request_may_have_more_prompts_than_the_line_has_places() -> Non
 
 
 @pytest.mark.asyncio
+async def test_a_prompt_waits_for_the_room_that_others_of_its_request_hold_while_their_answers_grow() -> None:
+    prefill, decode = pair()
+    async with frontend_with(prefill, decode, wait_s=0.3) as stack:
+        body = {"prompt": ["one", "two"], "max_tokens": 50}
+        request = asyncio.create_task(stack.post("/v1/completions", body))
+        first, second = [(await prefill.expect("run", count)).run.attempt for count in (1, 2)]
+
+        def refuse(worker: FakeWorker, command: session_pb2.Command) -> None:
+            if command.HasField("reserve"):
+                worker.fail(command.reserve.attempt, ErrorCode.queue_full)
+
+        decode.on_command = refuse
+        decode.fail(second, ErrorCode.queue_full)
+        for index, token_id in enumerate(IDS[:-1]):
+            decode.tokens(first, [token_id], start=index)
+            await asyncio.sleep(0.9 / len(IDS))
+        assert not request.done()
+        decode.on_command = lambda *_: None
+        answer_with(prefill, decode, IDS)
+        decode.tokens(first, IDS[-1:], start=len(IDS) - 1, finish=FinishReason.LENGTH)
+        status, answer = await request
+        assert status == 200, answer
+        assert [choice["text"] for choice in answer["choices"]] == [TEXT, TEXT]
+        stack.assert_idle()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("setting", "code", "begun"),
     [

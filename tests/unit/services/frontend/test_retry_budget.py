@@ -53,3 +53,13 @@ def test_progress_begins_the_time_anew() -> None:
     retries.progressed()
     assert retries.allows(FULL, 15.0)
     assert retries.room_wait_s(20.0) == 5.0
+
+
+def test_room_is_waited_for_while_the_requests_other_answers_grow() -> None:
+    retries = budget()
+    assert retries.room_wait_s(0.0) == 10.0
+    assert retries.room_wait_s(9.0, grown_s=5.0) == 6.0
+    assert retries.allows(FULL, 14.9, grown_s=5.0)
+    assert not retries.allows(FULL, 15.0, grown_s=5.0)
+    # What grew before room was wanted gives no time.
+    assert budget().room_wait_s(20.0, grown_s=1.0) == 10.0

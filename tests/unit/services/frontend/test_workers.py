@@ -1,15 +1,18 @@
 """A worker as its frontend knows it, with no connection: what its session says is said by hand."""
 
+from itertools import count
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pdserve.config import SessionConfig
 from pdserve.core.errors import ErrorCode, PdserveError
-from pdserve.core.events import Role, StageReport, Token
+from pdserve.core.events import EngineLoad, Role, StageReport, Token
 from pdserve.core.ids import AttemptKey, GroupId
 from pdserve.rpc.v1 import session_pb2 as pb
 from pdserve.telemetry.metrics import FrontendMetrics
 from pdserve.wire.convert import role_to_proto
+from pdserve.wire.session_client import WorkerSession
 from services.frontend.workers import Worker
 
 pytestmark = pytest.mark.asyncio
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.asyncio
 LATER_S = 1e9
 FAULT = PdserveError(ErrorCode.engine_failed, "its engine broke")
 LOST = PdserveError(ErrorCode.worker_lost, "the session broke")
+FULL = PdserveError(ErrorCode.queue_full, "it is full")
 
 
 def key(counter: int) -> AttemptKey:
@@ -91,3 +95,37 @@ async def test_metrics_know_a_worker_by_one_name() -> None:
     assert names == {"decode-0"}
     await worker.close()
     assert not [s for m in registry.collect() for s in m.samples if s.name == "pdserve_worker_up"]
+
+
+async def test_a_worker_that_refused_is_offered_a_little_and_then_more_while_it_takes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WorkerSession, "connected", True)
+    monkeypatch.setattr(WorkerSession, "quiet", False)
+    worker, attempt, counters = make_worker(), Attempt(), count(1)
+    worker.on_welcome(pb.Welcome(role=role_to_proto(Role.DECODE), worker_id="decode-0", model="m"))
+
+    def offer() -> int:
+        """Work for as long as it is a candidate, to a hundred at most; returns how much that was."""
+        offered = 0
+        while offered < 100 and worker.candidate() is not None:
+            worker.carry(key(next(counters)), attempt, tokens=1, blocks=1)
+            offered += 1
+        return offered
+
+    def pulse() -> None:
+        worker.on_pulse(EngineLoad(), pb.WORKER_STATE_READY)
+
+    assert offer() == 100
+    worker.on_failed(key(1), FULL)
+    assert offer() == 0
+    for wanted in (16, 32, 64):
+        pulse()
+        assert offer() == wanted
+    worker.on_failed(key(150), FULL)
+    pulse()
+    assert offer() == 16
+    # Nobody wants more.
+    pulse()
+    pulse()
+    assert offer() == 100
