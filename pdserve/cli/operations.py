@@ -2,19 +2,26 @@
 
 import argparse
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from google.protobuf.json_format import MessageToDict
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from pdserve.core.errors import InvalidRequest
 from pdserve.core.events import Role
-from pdserve.rpc.v1.cluster_pb2 import Membership, MemberState
+from pdserve.rpc.v1.cluster_pb2 import Member, Membership, MemberState
 from pdserve.wire.cluster_client import ClusterClient
 from pdserve.wire.convert import MAX_UINT32, role_from_proto
+
+# What other commands, and a person, need of each worker comes first.
+_COLUMNS = ("worker", "state", "pid", "session", "kv", "admin", "node")
+_ALWAYS_SHOWN = 3
+_ANY_WIDTH = 10_000
 
 
 async def run_status(arguments: argparse.Namespace) -> int:
@@ -23,7 +30,8 @@ async def run_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(membership_json(membership), indent=2))
     else:
-        Console().print(membership_table(membership))
+        console = Console()
+        console.print(membership_table(membership, console))
     return 0
 
 
@@ -69,22 +77,39 @@ def membership_json(membership: Membership) -> dict[str, object]:
     }
 
 
-def membership_table(membership: Membership) -> Table:
+def membership_table(membership: Membership, console: Console) -> Table:
+    """With the last columns left out where the console is too narrow for them: nothing that is shown is cut."""
+    table = _table(membership, _COLUMNS)
+    room = console.options.update(max_width=_ANY_WIDTH)
+    for shown in range(len(_COLUMNS) - 1, _ALWAYS_SHOWN - 1, -1):
+        if Measurement.get(console, room, table).maximum <= console.width:
+            break
+        table = _table(membership, _COLUMNS[:shown])
+    return table
+
+
+def _table(membership: Membership, columns: Sequence[str]) -> Table:
     desired = f"desired: {membership.desired_prefill} prefill, {membership.desired_decode} decode"
-    table = Table("worker", "state", "session", "kv", "admin", "pid", "node", box=SIMPLE, caption=desired)
+    table = Table(*columns, box=SIMPLE, caption=desired)
     for column in table.columns:
-        column.no_wrap = True
-    for member in membership.members:
+        column.overflow = "fold"
+    for member in sorted(membership.members, key=_natural_order):
         # One host, three ports: only the first is written out.
         kv_port, admin_port = (a.rpartition(":")[2] for a in (member.kv_address, member.admin_address))
         pid = str(member.pid) if member.pid else ""
-        cells = (member.session_address, kv_port, admin_port, pid, member.node[:8])
-        table.add_row(member.worker_id, state_name(member.state), *cells)
+        names = [member.worker_id, state_name(member.state), pid]
+        places = [member.session_address, kv_port, admin_port, member.node[:8]]
+        table.add_row(*[*names, *places][: len(columns)])
     return table
 
 
 def state_name(state: MemberState.ValueType) -> str:
     return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()
+
+
+def _natural_order(member: Member) -> list[str | int]:
+    """decode-10 comes after decode-2. Words and numbers take turns, words first."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", member.worker_id)]
 
 
 @asynccontextmanager
