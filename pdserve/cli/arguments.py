@@ -45,6 +45,13 @@ def unicode_text(text: str) -> str:
     return text
 
 
+def prompt_text(text: str) -> str:
+    """A question."""
+    if not text.strip():
+        raise ArgumentTypeError("it is empty")
+    return unicode_text(text)
+
+
 def header_text(text: str) -> str:
     """What a header of HTTP can carry."""
     if not (text.isascii() and text.isprintable()):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
-from pdserve.cli.arguments import finite, header_text, host_port, server_url, unicode_text
+from pdserve.cli.arguments import finite, header_text, host_port, prompt_text, server_url, unicode_text
 from pdserve.cli.generate import DEFAULT_MAX_TOKENS, run_generate
 from pdserve.cli.operations import run_drain, run_scale, run_status, run_undrain
 from pdserve.cli.probe import run_probe
@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
 
     generate = _add(commands, "generate", run_generate, "ask one question")
-    generate.add_argument("prompt", type=unicode_text)
+    generate.add_argument("prompt", type=prompt_text)
     generate.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,

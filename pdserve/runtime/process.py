@@ -16,6 +16,13 @@ from pdserve.telemetry.logs import configure_logs
 class OneLineParser(argparse.ArgumentParser):
     """Wrong usage is one line that says where to read on."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Nothing is unknown: a command refuses what it does not know itself, and so says where to read of it."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, []
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 

@@ -47,6 +47,8 @@ def test_an_old_python_is_one_line_and_status_1(
         ["generate", "Hello", "--temperature", "nan"],
         ["generate", "Hello", "--api-key", "schlüssel"],
         ["generate", "not \udcff UTF-8"],
+        ["generate", ""],
+        ["generate", " \n"],
         ["probe", "--url", "ftp://127.0.0.1"],
         ["probe", "--via", "http://"],
     ],
@@ -59,6 +61,12 @@ def test_wrong_usage_is_one_line_and_status_2(words: list[str], capsys: pytest.C
     assert error.startswith("pdserve")
     assert error.endswith(" --help\n")
     assert len(error.splitlines()) == 1
+
+
+def test_a_command_refuses_what_it_does_not_know_with_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["up", "--modl", "x"])
+    assert capsys.readouterr().err == "pdserve up: unrecognized arguments: --modl x; see pdserve up --help\n"
 
 
 def test_generate_streams_unless_told() -> None:
