@@ -48,4 +48,6 @@ class ReplyWriter:
         if self._last is not None:
             await asyncio.shield(self._last)
         self._last = asyncio.ensure_future(self._context.write(message))
+        # Who gave up waiting, or has ended with its call, does not hear that this failed.
+        self._last.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._last)

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from typing import Any
 
 import grpc.aio
@@ -37,3 +38,25 @@ async def test_a_message_comes_whole_after_one_that_was_given_up(serve: Serve) -
         assert await call.read() == LAST
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.asyncio
+async def test_a_failure_of_what_was_given_up_is_nobodys_to_hear() -> None:
+    class Broken:
+        async def write(self, message: object) -> None:
+            await asyncio.sleep(0)
+            raise ConnectionError("the call is over")
+
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    context: Any = Broken()
+    writing = asyncio.create_task(ReplyWriter(context).write(LAST))
+    await asyncio.sleep(0)
+    writing.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    del writing
+    gc.collect()
+    assert told == []
+    with pytest.raises(ConnectionError):
+        await ReplyWriter(context).write(LAST)
