@@ -53,6 +53,11 @@ def check_folder(folder: Path) -> None:
         raise StartupError(
             f"model folder {folder} does not exist: name a folder that holds config.json and safetensors"
         )
+    if not ((folder / "config.json").is_file() or (folder / "tokenizer.json").is_file() or _weight_files(folder)):
+        raise StartupError(
+            f"{folder} is no model folder: it has no config.json; name a folder with config.json, tokenizer.json and "
+            "*.safetensors"
+        )
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise StartupError(f"model folder {folder} has no {name}: download the model again, whole")

@@ -50,6 +50,12 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         load_facts(tmp_path / "nowhere")
 
 
+def test_a_folder_with_nothing_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "index.md").touch()
+    with pytest.raises(StartupError, match=r"is no model folder: it has no config\.json; name a folder with"):
+        load_facts(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"vocab_size": "many"}', '{"vocab_size": 0}'])
 def test_an_unusable_configuration(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
