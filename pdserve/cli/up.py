@@ -101,7 +101,7 @@ async def _run(machine: Machine, settings: Settings, demo: bool) -> None:
     await machine.start(_say)
     _say(f"{settings.model.name} serves after {time.monotonic() - begun_s:.1f} s")
     if demo:
-        await _show_answer(machine.url)
+        await _show_answer(machine.url, demo_note(settings))
     messages = [{"role": "user", "content": "Hello"}]
     # A small model is soon lost at OpenAI's default temperature.
     body = {"model": settings.model.name, "messages": messages, "temperature": 0, "stream": True}
@@ -119,7 +119,12 @@ def sharing_notes(settings: Settings, cores: int) -> list[str]:
     return [f"{workers} workers share {cores} cores: each engine has a core, some of them the same one"]
 
 
-async def _show_answer(url: str) -> None:
+def demo_note(settings: Settings) -> str:
+    """What a person should know of the first answer."""
+    return " (scripted: the words mean nothing)" if settings.engine.kind == "scripted" else ""
+
+
+async def _show_answer(url: str, note: str) -> None:
     _say(f"> {DEMO_PROMPT}")
     begun_s = time.monotonic()
     ttft_s = 0.0
@@ -130,7 +135,7 @@ async def _show_answer(url: str) -> None:
             sys.stdout.write(piece.text)
             sys.stdout.flush()
     print()
-    _say(f"first token after {1000 * ttft_s:.0f} ms")
+    _say(f"first token after {1000 * ttft_s:.0f} ms{note}")
 
 
 def _catch_signals(serving: "asyncio.Future[None]", machine: Machine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.cli import main as entry
 from pdserve.cli.commands import make_parser, run_command
-from pdserve.cli.up import overrides_of, settings_arguments, sharing_notes
+from pdserve.cli.up import demo_note, overrides_of, settings_arguments, sharing_notes
 from pdserve.config import load_settings
 
 
@@ -157,3 +157,8 @@ def test_more_workers_than_cores_is_said() -> None:
     assert sharing_notes(settings, cores=2) == [
         "4 workers share 2 cores: each engine has a core, some of them the same one"
     ]
+
+
+@pytest.mark.parametrize(("kind", "note"), [("torch", ""), ("scripted", " (scripted: the words mean nothing)")])
+def test_scripted_words_are_told_to_be_so(kind: str, note: str) -> None:
+    assert demo_note(load_settings(environ={}, overrides={"engine": {"kind": kind}})) == note
