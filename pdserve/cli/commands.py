@@ -62,10 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     scale.add_argument("role", choices=[str(role) for role in Role])
     scale.add_argument("count", type=int, metavar="N")
 
+    where = "(127.0.0.1:8100, or what PDSERVE_CLUSTER__HOST and PDSERVE_CLUSTER__PORT say)"
     for command in (status, drain, undrain, scale):
-        command.add_argument(
-            "--controller", type=host_port, default="127.0.0.1:8100", metavar="HOST:PORT", help="(127.0.0.1:8100)"
-        )
+        command.add_argument("--controller", type=host_port, metavar="HOST:PORT", help=where)
 
     generate = _add(commands, "generate", run_generate, "ask one question")
     generate.add_argument("prompt", type=prompt_text)

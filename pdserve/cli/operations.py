@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from pdserve.config import load_settings
 from pdserve.core.errors import InvalidRequest
 from pdserve.core.events import Role
 from pdserve.rpc.v1.cluster_pb2 import Member, Membership, MemberState
 from pdserve.wire.cluster_client import ClusterClient
 from pdserve.wire.convert import MAX_UINT32, role_from_proto
+from pdserve.wire.server import format_address
 
 # What other commands, and a person, need of each worker comes first.
 _COLUMNS = ("worker", "state", "pid", "session", "kv", "admin", "node")
@@ -107,14 +109,20 @@ def state_name(state: MemberState.ValueType) -> str:
     return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()
 
 
+def configured_controller() -> str:
+    """Where the environment's settings, or the defaults, have the controller. Raises StartupError for a bad setting."""
+    cluster = load_settings().cluster
+    return format_address(cluster.host, cluster.port)
+
+
 def _natural_order(member: Member) -> list[str | int]:
     """decode-10 comes after decode-2. Words and numbers take turns, words first."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", member.worker_id)]
 
 
 @asynccontextmanager
-async def _connect(address: str) -> AsyncIterator[ClusterClient]:
-    controller = ClusterClient(address)
+async def _connect(address: str | None) -> AsyncIterator[ClusterClient]:
+    controller = ClusterClient(address or configured_controller())
     try:
         yield controller
     finally:

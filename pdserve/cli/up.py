@@ -17,8 +17,9 @@ from typing import Any
 from pdserve.cli.checks import check_memory, check_model, check_ports, check_roles
 from pdserve.cli.generate import ask
 from pdserve.cli.machine import Machine
-from pdserve.config import Settings
+from pdserve.config import ClusterConfig, Settings
 from pdserve.runtime.process import settings_from
+from pdserve.wire.server import format_address
 
 DEMO_PROMPT = "What is the capital of France?"
 _DEMO_TOKENS = 64
@@ -107,6 +108,8 @@ async def _run(machine: Machine, settings: Settings, demo: bool) -> None:
     body = {"model": settings.model.name, "messages": messages, "temperature": 0, "stream": True}
     quoted = shlex.quote(json.dumps(body))
     print(f"\ntry: curl -N {machine.url}/v1/chat/completions -H 'Content-Type: application/json' -d {quoted}")
+    for line in controller_notes(settings):
+        print(line)
     print(f"ready {machine.url}", flush=True)
     await machine.supervise(_say)
 
@@ -117,6 +120,15 @@ def sharing_notes(settings: Settings, cores: int) -> list[str]:
     if settings.engine.kind == "scripted" or settings.engine.device != "cpu" or workers <= cores:
         return []
     return [f"{workers} workers share {cores} cores: each engine has a core, some of them the same one"]
+
+
+def controller_notes(settings: Settings) -> list[str]:
+    """How other commands find a controller that is not where they look by themselves."""
+    usual = ClusterConfig()
+    host, port = settings.cluster.host, settings.cluster.port
+    if (host, port) == (usual.host, usual.port):
+        return []
+    return [f"its workers: pdserve status --controller {format_address(host, port)}"]
 
 
 def demo_note(settings: Settings) -> str:

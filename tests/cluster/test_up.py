@@ -88,6 +88,7 @@ def test_it_shows_an_answer_before_it_says_ready(up: Up) -> None:
     assert answer.splitlines()[0]
     assert re.search(r"^first token after \d+ ms \(scripted: the words mean nothing\)$", answer, re.MULTILINE)
     assert f"curl -N {up.url}/v1/chat/completions" in answer
+    assert f"pdserve status --controller {up.controller}\n" in answer
     assert answer.endswith(f"ready {up.url}\n")
 
 

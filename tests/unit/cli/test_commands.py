@@ -10,7 +10,7 @@ import pytest
 
 from pdserve.cli import main as entry
 from pdserve.cli.commands import make_parser, run_command
-from pdserve.cli.up import demo_note, overrides_of, settings_arguments, sharing_notes
+from pdserve.cli.up import controller_notes, demo_note, overrides_of, settings_arguments, sharing_notes
 from pdserve.config import load_settings
 
 
@@ -162,3 +162,9 @@ def test_more_workers_than_cores_is_said() -> None:
 @pytest.mark.parametrize(("kind", "note"), [("torch", ""), ("scripted", " (scripted: the words mean nothing)")])
 def test_scripted_words_are_told_to_be_so(kind: str, note: str) -> None:
     assert demo_note(load_settings(environ={}, overrides={"engine": {"kind": kind}})) == note
+
+
+def test_a_controller_where_commands_do_not_look_by_themselves_is_told() -> None:
+    assert controller_notes(load_settings(environ={})) == []
+    moved = load_settings(environ={}, overrides={"cluster": {"host": "::1", "port": 8200}})
+    assert controller_notes(moved) == ["its workers: pdserve status --controller [::1]:8200"]

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from pdserve.cli.operations import membership_json, membership_table
+from pdserve.cli.operations import configured_controller, membership_json, membership_table
 from pdserve.rpc.v1.cluster_pb2 import MEMBER_STATE_DRAINING, MEMBER_STATE_STARTING, Member, Membership
 from pdserve.rpc.v1.common_pb2 import ROLE_DECODE
 
@@ -86,3 +86,13 @@ def test_a_worker_that_is_starting_has_a_row() -> None:
     starting = Member(worker_id="decode-1", role=ROLE_DECODE, state=MEMBER_STATE_STARTING)
     text = shown(Membership(version=1, members=[starting]), width=80)
     assert [line.split() for line in text.splitlines() if "decode-1" in line] == [["decode-1", "starting"]]
+
+
+def test_the_controller_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "PORT"):
+        monkeypatch.delenv(f"PDSERVE_CLUSTER__{name}", raising=False)
+    assert configured_controller() == "127.0.0.1:8100"
+    monkeypatch.setenv("PDSERVE_CLUSTER__PORT", "8200")
+    assert configured_controller() == "127.0.0.1:8200"
+    monkeypatch.setenv("PDSERVE_CLUSTER__HOST", "::1")
+    assert configured_controller() == "[::1]:8200"
