@@ -100,8 +100,11 @@ pip = $(BIN)/pip install --no-warn-conflicts -c constraints.txt
 warnings = awk '/^WARNING: Retrying/ && !told++ { print "pip does not reach its package index, and tries again" } \
 	!/^WARNING: / { print } { fflush() }'
 
-# An index that is not there looks to pip like packages that do not exist, or that conflict.
-unfetched = echo "Packages could not be installed, as pip says above. If it found none, or too few of them: check pip's index \
+# An index that is not there looks to pip like packages that do not exist, or that conflict. Ctrl-C, or another signal,
+# ends something here with a status above 128, whatever pip makes of it.
+unfetched = status=$$?; [ $$status -le 128 ] || { [ ! -t 1 ] || printf '\r\033[K'; \
+	echo "The installation was stopped; run make again." >&2; exit $$status; }; \
+	echo "Packages could not be installed, as pip says above. If it found none, or too few of them: check pip's index \
 	settings ($(BIN)/pip config list) and the network, then run make again." >&2; exit 1
 
 # One line that names the package at hand; nothing where nobody watches.

@@ -31,8 +31,13 @@ def make_serve(folder: Path, pip: str) -> subprocess.CompletedProcess[str]:
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
     # A make that runs these tests hands its own variables down.
-    env = {name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return subprocess.run(["make", "serve"], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    # A session of its own: what a pip does to its process group, as Ctrl-C does, ends there.
+    return subprocess.run(
+        ["make", "serve"], cwd=folder, env=env, capture_output=True, text=True, timeout=60, start_new_session=True
+    )
 
 
 def test_packages_that_cannot_be_fetched_end_in_a_line_that_says_what_to_check(tmp_path: Path) -> None:
@@ -50,3 +55,16 @@ def test_an_installation_that_works_says_nothing_of_pips_warnings(tmp_path: Path
     done = make_serve(tmp_path, SUCCEEDS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "serves up"
+
+
+def test_an_installation_that_a_signal_ends_is_told_as_that(tmp_path: Path) -> None:
+    done = make_serve(tmp_path, "kill -TERM $$")
+    assert done.returncode != 0
+    assert "The installation was stopped; run make again." in done.stderr.splitlines()
+    assert "Packages could not be installed" not in done.stderr
+
+
+def test_ctrl_c_is_no_trouble_with_packages_although_pip_calls_it_an_error(tmp_path: Path) -> None:
+    done = make_serve(tmp_path, "trap 'exit 1' INT\nkill -INT 0\nexit 1")
+    assert done.returncode != 0
+    assert "Packages could not be installed" not in done.stderr
