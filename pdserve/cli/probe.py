@@ -29,6 +29,8 @@ from pdserve.core.errors import ErrorCode, InvalidRequest, PdserveError
 # Ids that any vocabulary has, and that are no special tokens.
 _PROMPT_IDS = range(100, 400)
 _METRICS_TIMEOUT_S = 10.0
+# Of the ways to a server.
+_NAMES = ("direct", "via")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ async def run_probe(arguments: argparse.Namespace) -> int:
         print(json.dumps(probe_json(load, runs, findings), indent=2))
     else:
         Console().print(probe_table(load, runs))
+        print(f"{' and '.join(_NAMES[: len(runs)])}: as seen from here; its server: as it measures itself (/metrics)")
         for finding in findings:
             print(finding)
     return 1 if any(run.seen.failures for run in runs) else 0
@@ -96,7 +99,7 @@ def probe_json(load: Load, runs: Sequence[Run], findings: Sequence[str]) -> dict
 
 
 def probe_table(load: Load, runs: Sequence[Run]) -> Table:
-    names = ("direct", "via")[: len(runs)]
+    names = _NAMES[: len(runs)]
     urls = "; ".join(f"{name}: {run.url}" for name, run in zip(names, runs, strict=True))
     headers = [header for name in names for header in (name, "its server")]
     title = f"{load.streams} streams of {load.prompt_tokens} + {load.tokens} tokens"

@@ -2,6 +2,8 @@
 
 from pdserve.cli.probe_samples import Run
 
+NOTHING_FOUND = "found no failed streams, no buffering, no delay on the way"
+
 # A stream whose first token comes so late in it was held back until it was whole.
 _HELD_BACK_SHARE = 0.9
 # Below this many events, a stream's shape says nothing.
@@ -18,7 +20,7 @@ def find_gaps(direct: Run, via: Run | None) -> list[str]:
     if via is not None:
         found += _between(direct, via)
     found += _beside_server(direct)
-    return found or ["no gap worth a word"]
+    return found or [NOTHING_FOUND]
 
 
 def _lost(run: Run) -> list[str]:

@@ -161,6 +161,7 @@ async def test_a_cut_stream_is_counted_and_is_status_1(serve: Serve, capsys: pyt
     direct, via = await serve(Player()), await serve(Player(cut=True))
     assert await run_probe(typed(url=direct, via=via, json=False)) == 1
     said = capsys.readouterr().out
+    assert "direct and via: as seen from here; its server: as it measures itself (/metrics)" in said.splitlines()
     assert "3 of the streams through" in said
     assert "TruncatedStream: the answer was cut" in said
 

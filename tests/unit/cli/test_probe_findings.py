@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.cli.probe_findings import find_gaps
+from pdserve.cli.probe_findings import NOTHING_FOUND, find_gaps
 from pdserve.cli.probe_samples import Latency, Run, Summary
 
 
@@ -33,8 +33,8 @@ def via(**seen: Any) -> Run:
 
 
 def test_two_ways_that_are_alike_have_no_gap() -> None:
-    assert find_gaps(DIRECT, via(ttft=latency(0.21), itl=latency(0.021))) == ["no gap worth a word"]
-    assert find_gaps(DIRECT, None) == ["no gap worth a word"]
+    assert find_gaps(DIRECT, via(ttft=latency(0.21), itl=latency(0.021))) == [NOTHING_FOUND]
+    assert find_gaps(DIRECT, None) == [NOTHING_FOUND]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_each_gap_is_named_once(seen: dict[str, Any], finding: str) -> None:
 def test_what_the_server_did_not_measure_is_outside_of_it() -> None:
     late = replace(DIRECT, seen=replace(SEEN, ttft=latency(0.3)))
     assert find_gaps(late, None)[0].startswith("102 ms of the mean TTFT from http://direct pass outside of the server")
-    assert find_gaps(replace(late, server_ttft=None), None) == ["no gap worth a word"]
+    assert find_gaps(replace(late, server_ttft=None), None) == [NOTHING_FOUND]
 
 
 def test_with_one_url_buffering_shows_too() -> None:
     held = replace(DIRECT, seen=replace(SEEN, ttft_share=0.98))
     assert find_gaps(held, None)[0].startswith("answers from http://direct come all at once")
-    assert find_gaps(replace(held, seen=replace(held.seen, events=8)), None) == ["no gap worth a word"]
+    assert find_gaps(replace(held, seen=replace(held.seen, events=8)), None) == [NOTHING_FOUND]
