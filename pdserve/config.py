@@ -155,7 +155,8 @@ class FrontendConfig(Slice):
         retry_backoff_s: before the second try; doubles with each one.
         max_waiting: requests that wait for a worker at most.
         wait_s: how long one waits for a worker at most.
-        body_timeout_s: a request's body has come by then.
+        keepalive_s: a connection on which nothing is going on, or the head of a request comes slowly, is closed after that.
+        body_timeout_s: a request's body has come by then, and a response without generated text has been taken.
         max_body_bytes: a body's length at most, and that of a compressed one's text.
         max_choices: answers to one request at most: its prompts times n.
         max_logprobs: alternatives that `logprobs` of a completion may ask for.
@@ -180,6 +181,7 @@ class FrontendConfig(Slice):
     retry_backoff_s: float = Field(default=0.05, ge=0)
     max_waiting: int = Field(default=1024, ge=0)
     wait_s: float = Field(default=30.0, gt=0)
+    keepalive_s: float = Field(default=75.0, gt=0)
     body_timeout_s: float = Field(default=60.0, gt=0)
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 10)
     max_choices: int = Field(default=2048, ge=1)

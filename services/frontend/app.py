@@ -1,5 +1,6 @@
 """The HTTP application: routes, request ids, and errors in the API's envelope."""
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -7,10 +8,12 @@ from math import ceil
 from uuid import uuid4
 
 from aiohttp import HttpVersion11, web
+from aiohttp.typedefs import Middleware
 
 from pdserve.config import FrontendConfig
 from pdserve.core.errors import ErrorCode, Fault, PdserveError, internal_error
 from services.frontend.bodies import error_body
+from services.frontend.connections import send_whole
 from services.frontend.generate import GenerateHandler
 from services.frontend.openapi import OPERATIONS, REQUEST_ID_PATTERN, make_document
 from services.frontend.pages import Pages
@@ -55,7 +58,9 @@ def make_app(
         "version": pages.version,
         "openapi": openapi,
     }
-    app = web.Application(middlewares=[_errors], client_max_size=config.max_body_bytes)
+    app = web.Application(
+        middlewares=[_deliver_within(config.body_timeout_s), _errors], client_max_size=config.max_body_bytes
+    )
     app.on_response_prepare.append(_add_request_id)
     for operation in OPERATIONS:
         handler = handlers[operation.name]
@@ -72,6 +77,25 @@ def error_response(error: PdserveError) -> web.Response:
     if error.retry_after_s is not None or error.spec.fault is Fault.CAPACITY:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after_s or 0)))
     return json_response(error_body(error), status=error.spec.http_status, headers=headers)
+
+
+def _deliver_within(timeout_s: float) -> Middleware:
+    """A client that does not take a whole response in time is gone. (Generated answers have deadlines of their own.)"""
+
+    @web.middleware
+    async def deliver(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if isinstance(response, web.Response) and not response.prepared:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await send_whole(request, response)
+            except TimeoutError:
+                _logger.info("a client is given up: it did not take a response within %g s", timeout_s)
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
+
+    return deliver
 
 
 @web.middleware

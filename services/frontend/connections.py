@@ -50,12 +50,25 @@ class Connection(web.RequestHandler):
             super().log_exception(*args, **kwargs)
 
 
-class Site(web.BaseSite):
-    """Takes connections from a listening socket."""
+async def send_whole(request: web.Request, response: web.Response) -> None:
+    """Send a response until the kernel has taken its last byte; aiohttp would return with some of it in this process."""
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=0)
+    await response.prepare(request)
+    await response.write_eof()
 
-    def __init__(self, runner: web.AppRunner, listener: socket.socket, backlog: int) -> None:
+
+class Site(web.BaseSite):
+    """Takes connections from a listening socket.
+
+    Args:
+        keepalive_s: how long one may be open without a request whose head is whole.
+    """
+
+    def __init__(self, runner: web.AppRunner, listener: socket.socket, backlog: int, keepalive_s: float) -> None:
         super().__init__(runner, backlog=backlog)
         self._listener = listener
+        self._keepalive_s = keepalive_s
 
     @property
     def name(self) -> str:
@@ -73,4 +86,9 @@ class Site(web.BaseSite):
         if server is None:
             raise RuntimeError("the site outlives its runner")
         # None is aiohttp's own word for no access log.
-        return Connection(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
+        return Connection(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=self._keepalive_s,
+        )

@@ -11,6 +11,7 @@ from pdserve.config import FrontendConfig
 from pdserve.core.errors import ErrorCode, Fault, PdserveError
 from pdserve.telemetry.metrics import FrontendMetrics
 from services.frontend.answers import Answer
+from services.frontend.connections import send_whole
 from services.frontend.peer_watch import PeerWatch, ask_kernel
 
 # How often clients are looked after: a client that leaves is to be noticed within a second.
@@ -81,12 +82,8 @@ class Exchange:
         self._exchanges.metrics.request_started(model)
 
     async def write(self, response: web.Response) -> None:
-        """Send a whole response: until the kernel has taken its last byte."""
-        transport = self.request.transport
-        if transport is not None:
-            transport.set_write_buffer_limits(high=0)
-        await response.prepare(self.request)
-        await response.write_eof()
+        """Send a whole response; its reader is looked after meanwhile."""
+        await send_whole(self.request, response)
 
     def wrote(self) -> None:
         self.last_write_s = asyncio.get_running_loop().time()

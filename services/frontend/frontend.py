@@ -103,7 +103,7 @@ class Frontend:
         listener = open_listener(self._config)
         self.port = listener.getsockname()[1]
         await self._runner.setup()
-        await Site(self._runner, listener, self._config.listen_backlog).start()
+        await Site(self._runner, listener, self._config.listen_backlog, self._config.keepalive_s).start()
         if self._config.workers:
             self.membership.set_members(Member(address) for address in self._config.workers)
         else:

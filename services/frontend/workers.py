@@ -255,8 +255,9 @@ class Worker:
 
     def on_lost(self, error: PdserveError) -> None:
         if error.message != self._told and not self._closing:
-            # Told once, not at each try.
-            _logger.warning("worker %s: %s", self.name, error.message)
+            # Told once, not at each try. That one still loads its model is nothing to warn of.
+            level = logging.INFO if error.spec.fault is Fault.CAPACITY else logging.WARNING
+            _logger.log(level, "worker %s: %s", self.name, error.message)
             self._told = error.message
         self._availability = Availability.ABSENT
         # A worker that ends by itself in order is as good as lost to what it carried.
