@@ -19,16 +19,29 @@ FAR_AWAY_S = 60.0
 
 
 @asynccontextmanager
-async def silent_client(stack: Stack, *, max_tokens: int = 400, stream: bool = True) -> AsyncIterator[socket.socket]:
-    """Asks for an answer, and never reads."""
-    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": max_tokens, "stream": stream})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+async def connected(stack: Stack, sent: str) -> AsyncIterator[socket.socket]:
+    """A client with a small receive buffer that has sent this, and has not read yet."""
     with socket.socket() as client:
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, ("127.0.0.1", stack.frontend.port))
-        await loop.sock_sendall(client, f"{head}\r\n\r\n{body}".encode())
+        await loop.sock_sendall(client, sent.encode())
+        yield client
+
+
+def post(path: str, **fields: Any) -> str:
+    """A request."""
+    body = json.dumps(fields)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n{body}"
+
+
+@asynccontextmanager
+async def silent_client(stack: Stack, *, max_tokens: int = 400, stream: bool = True) -> AsyncIterator[socket.socket]:
+    """Asks for an answer, and never reads."""
+    request = post("/v1/completions", model=MODEL, prompt="hello", max_tokens=max_tokens, stream=stream)
+    async with connected(stack, request) as client:
         yield client
 
 
@@ -117,38 +130,20 @@ async def test_a_buffered_answer_is_open_until_its_reader_has_taken_it() -> None
         await until(lambda: stack.outcomes() == {"completed": 1})
 
 
-async def connection_ends(client: socket.socket) -> bool:
-    """Whether the server has ended it; what it sends before that is read."""
-    try:
-        while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
-            continue
-    except ConnectionResetError:
-        pass
-    return True
-
-
 @pytest.mark.asyncio
 async def test_who_takes_nothing_of_any_other_response_is_cut_off() -> None:
-    body = json.dumps({"prompt": "hello " * 50_000})
-    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    async with frontend_with(workers=("127.0.0.1:9",), send_buffer_bytes=4096, body_timeout_s=0.5) as stack:
-        with socket.socket() as client:
-            client.setblocking(False)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, ("127.0.0.1", stack.frontend.port))
-            await loop.sock_sendall(client, f"{head}\r\n\r\n{body}".encode())
-            server = stack.frontend._runner.server
-            await until(lambda: any(connection.writing_paused for connection in server.connections))
-            await until(lambda: not server.connections)
+    limits: dict[str, Any] = {"workers": ("127.0.0.1:9",), "send_buffer_bytes": 4096, "body_timeout_s": 0.5}
+    async with frontend_with(**limits) as stack, connected(stack, post("/tokenize", prompt="hello " * 50_000)):
+        server = stack.frontend._runner.server
+        await until(lambda: any(connection.writing_paused for connection in server.connections))
+        await until(lambda: not server.connections)
 
 
 @pytest.mark.asyncio
 async def test_a_head_that_comes_too_slowly_ends_its_connection() -> None:
-    async with frontend_with(workers=("127.0.0.1:9",), keepalive_s=0.3) as stack, asyncio.timeout(10):
-        with socket.socket() as client:
-            client.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, ("127.0.0.1", stack.frontend.port))
-            await loop.sock_sendall(client, b"GET /health HTTP/1.1\r\nHo")
-            assert await connection_ends(client)
+    async with (
+        frontend_with(workers=("127.0.0.1:9",), keepalive_s=0.3) as stack,
+        connected(stack, "GET /health HTTP/1.1\r\nHo") as client,
+        asyncio.timeout(10),
+    ):
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
